@@ -1,4 +1,4 @@
-"""An example: processes share the work of counting words. `fscoord demo` fills the store and starts all processes.
+"""An example: processes share the work of counting words. `fscoord demo` prepares the store and starts them.
 
 ``python -m fscoord.demo STORE DIRECTORY RANK WORLD_SIZE TIMEOUT [kill]``
 """
@@ -18,7 +18,7 @@ from fscoord.recipes import Queue
 
 
 def fill(store: Store, directory: str) -> list[str]:
-    """Put the numbers of the text files below `directory` into the queue, and return the paths, relative to it."""
+    """Find the text files below `directory`, put their numbers into the queue, and return their relative paths."""
     paths = (Path(parent, name) for parent, _, names in os.walk(directory) for name in names)
     files = sorted(str(path.relative_to(directory)) for path in paths if _is_text(path))
     store.set("files", json.dumps(files))
@@ -50,8 +50,8 @@ def work(store: Store, directory: str, rank: int, world_size: int, *, kill: bool
     try:
         barrier(store, world_size, "work done", rank=rank, fail_fast=True)
     except BrokenBarrierError as error:
-        sys.stderr.write(f"fscoord: rank {rank} names the lost: {error}\n")
-        while len(store.list_keys("counts/")) < len(files):  # what the dead rank had taken returns to the queue
+        sys.stderr.write(f"fscoord: rank {rank} goes on without the lost ranks: {error}\n")
+        while len(store.list_keys("counts/")) < len(files):  # a file that the dead rank had taken returns to the queue
             _count_files(store, queue, Path(directory), rank, files, 0.1)
 
 

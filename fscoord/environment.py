@@ -1,4 +1,4 @@
-"""The environment variables of launchers: rank, world size, local rank, local world size and run of this process.
+"""Finds the rank, world size, local rank, local world size and run of this process in environment variables.
 
 `detect` returns the values, and the names of the variables that have them. Only the nearest launcher counts. For
 example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but these
@@ -24,7 +24,7 @@ from fscoord._runtime import system
 __all__ = ["Environment", "RunId", "detect", "rank_and_world_size"]
 
 RunId = tuple[str, int] | str
-"""The id of a run. A job id and a restart count give runs an order. Texts only say whether two runs are the same."""
+"""The id of a run. If it is a job id and a restart count, it tells which of two runs is later. A text does not."""
 
 SLURM_STEP_MAX = 0xFFFFFFF0
 """The largest id of a step that srun starts (slurm.h). Larger ids are those of batch scripts and interactive shells."""
@@ -45,7 +45,7 @@ class Environment:
         local_rank: the number of this process among the processes on its host, from 0.
         local_world_size: the number of processes on this host.
         run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
-        sources: the names of the variables of each attribute that was found, by attribute.
+        sources: the names of the variables from which each attribute was taken, by the name of the attribute.
         ignored: one sentence for each variable that was set but does not count.
     """
 
@@ -95,9 +95,9 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def find_job() -> RunId | None:
-    """Return the run of the job that the environment variables name, as `detect` does, without a look at ranks.
+    """Return the run of the job in the environment variables, as `detect` does; None if there is none.
 
-    Unlike `detect`, the function ignores the run of pytest-xdist, which has many jobs of its tests.
+    Unlike `detect`, the function reads no ranks. It also ignores the run of pytest-xdist, whose tests start many jobs.
 
     Raises:
         ValueError: the restart count of the job is not a number.
@@ -107,12 +107,12 @@ def find_job() -> RunId | None:
 
 
 def run_text(run: RunId | None) -> str:
-    """Return the id of a run as one word: the job, and its restart count if it has one. Without a run: empty."""
+    """Return the id of a run as one word: the job, and its restart count if it has one; ``""`` if `run` is None."""
     return "-".join(map(str, run)) if isinstance(run, tuple) else run or ""
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return `rank` and `world_size`, with the value in the environment in place of an argument that is None.
+    """Return `rank` and `world_size`. If an argument is None, take the value from the environment.
 
     Raises:
         ValueError: an argument is None and the environment has no value for it. The message lists the values that the
@@ -232,9 +232,9 @@ def _ask_slurm(values: Mapping[str, str], ignored: list[str]) -> _Answers:
 
 
 def _tasks_on_node(name: str, text: str, node: int) -> int:
-    """Return the number of tasks on node number `node`.
+    """Return the number of tasks on node number `node`. `text` is the value of the variable `name`, in Slurm's form.
 
-    In the form of Slurm, ``2(x3),1`` means three nodes with two tasks each, and one node with one task.
+    For example, ``2(x3),1`` means three nodes with two tasks each, and one node with one task.
     """
     counts: list[tuple[int, int]] = []
     for part in text.split(","):
@@ -296,7 +296,7 @@ def _refuse_impossible(answers: _Answers) -> None:
 
 
 def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[RunId, str]]:
-    """Yield each run to which this process belongs, with the variables of the run, the nearest run first.
+    """Yield each run to which this process belongs, and the names of its variables. The nearest run comes first.
 
     Launchers also count restarts of *workers*. These restarts are not part of a run id, because the run continues.
     """

@@ -1,7 +1,7 @@
 """fscoord's plugin for pytest: stores as fixtures, and values that one worker of pytest-xdist makes for all workers.
 
-The plugin is outside of the package, and only its fixtures import the package, so that other test runs do not import
-it. ``-p no:fscoord`` turns it off.
+The plugin is a package of its own, and only its fixtures import `fscoord`. So test runs that use no fixture of it do
+not import `fscoord`. ``-p no:fscoord`` turns the plugin off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ["file", "hash", "prefix"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``fscoord_timeout`` to the options of the configuration."""
+    """Add the configuration option ``fscoord_timeout``."""
     parser.addini("fscoord_timeout", "seconds that operations of fscoord's fixtures wait by default", default="20")
 
 
@@ -35,7 +35,7 @@ def _timeout(config: pytest.Config) -> float:
 
 
 def _path(request: pytest.FixtureRequest) -> Path:
-    """Return the path of the test's store: in its `tmp_path`, or among the fake files of pyfakefs if it uses these."""
+    """Return the path of the test's store: in `tmp_path`, or in pyfakefs' fake file system if the test uses that."""
     for fake in ("fs", "fs_class", "fs_module", "fs_session"):
         if fake in request.fixturenames:
             request.getfixturevalue(fake)
@@ -78,7 +78,7 @@ def fscoord_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     """
     run = _run(request, tmp_path_factory)
     yield run.once
-    if not hasattr(request.config, "workerinput"):  # the others may be at their tests for long: see below
+    if not hasattr(request.config, "workerinput"):  # a worker waits for the others in `pytest_sessionfinish`
         run.end()
 
 
@@ -92,7 +92,7 @@ def _opened(config: pytest.Config, directory: Callable[[], Path]) -> Run:
 
         workers = getattr(config, "workerinput", {})
         if workers and not config.getoption("basetemp"):
-            raise pytest.UsageError("workers of pytest-xdist on other hosts share no directory with this one")
+            raise pytest.UsageError("workers of pytest-xdist on other hosts share no directory: run them on this host")
         place = directory().parent if workers else directory()
         config.stash[RUN] = Run(place / "fscoord-run.store", workers.get("workerid", "main"), _timeout(config))
     return config.stash[RUN]
@@ -100,7 +100,7 @@ def _opened(config: pytest.Config, directory: Callable[[], Path]) -> Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In a worker: register this worker. xdist starts the tests after all workers have registered."""
+    """Register this process if it is a worker. xdist starts the tests after all workers have registered."""
     workers = getattr(session.config, "workerinput", None)
     if workers and any("fscoord_once" in getattr(item, "fixturenames", ()) for item in session.items):
         _opened(session.config, lambda: Path(session.config.getoption("basetemp"))).register()
@@ -108,8 +108,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker: tear down the values that no other worker will tear down. In the main process: fail the run if a
-    teardown has failed.
+    """In a worker: run the teardowns that are left. In the main process: fail the run if a teardown has failed.
 
     This is not a fixture, because other workers may still run tests for a long time.
     """
@@ -131,7 +130,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Keep the report that a worker of pytest-xdist sends at its end."""
+    """Keep the report of a failed teardown that a worker of pytest-xdist sends at its end."""
     text = getattr(node, "workeroutput", {}).get(FAILED)
     if text:
         node.config.stash.setdefault(FAILURES, []).append(f"{node.gateway.id}: {text}")

@@ -121,7 +121,7 @@ def test_process_that_is_killed_is_named_by_the_others_which_do_its_work(texts):
     (loss,) = report["lost"]
     assert (loss["rank"], loss["cause"]) == (2, "SIGKILL")
     for rank in range(2):
-        assert f"fscoord: rank {rank} names the lost: Barrier broken on rank {rank}" in done.stderr
+        assert f"fscoord: rank {rank} goes on without the lost ranks: Barrier broken on rank {rank}" in done.stderr
     (redone,) = report["redone"]
     assert f"rank 2 has taken {redone['file']!r} and dies now" in done.stderr
     assert [each["lost"] for each in report["processes"]] == [False, False, True]

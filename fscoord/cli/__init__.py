@@ -1,6 +1,6 @@
-"""The command ``fscoord``: it turns arguments into calls, and results into text and exit codes.
+"""The entry point of the command ``fscoord``.
 
-This module only starts the command, so that it can name the missing packages if click or rich is not installed.
+This module itself imports neither click nor rich, so it can report that they are not installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(69)  # EX_UNAVAILABLE of sysexits.h: "a support program or file does not exist"
     except KeyboardInterrupt:
         code = 130
-    # Each dataclass is made by an `exec` of text. If Ctrl-C comes in such an `exec`, a process that was started with -m
-    # ends by SIGINT, whatever code is passed to `exit`: for CPython the end of the last `exec` of text decides.
+    # CPython notes whether Ctrl-C ended the last `exec` of text. If so, a process that was started with -m ends by
+    # SIGINT, whatever code is passed to `exit`. `dataclass` calls `exec` so. This empty `exec` resets the note.
     exec("")  # noqa: S102
     sys.exit(code)

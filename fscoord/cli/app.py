@@ -1,4 +1,4 @@
-"""The command itself: its verbs, its help, and the one place where exceptions become exit codes."""
+"""The verbs of the command, its help, and the place where exceptions become exit codes."""
 
 from __future__ import annotations
 

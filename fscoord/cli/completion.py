@@ -1,4 +1,4 @@
-"""The words that a shell offers at Tab: keys of the store, and the names of locks, elections, queues and groups.
+"""Shell completion of keys, and of the names of locks, elections, queues and groups.
 
 Nothing here prints, creates a store or raises: a shell shows no message while it completes a word.
 """
@@ -20,9 +20,9 @@ from fscoord.stores.url import file_path, open_store
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 LIMIT_S: Final = 1.0
-"""The timeout of the store that is read, and how long a log is searched for queues, in seconds."""
+"""The time limit in seconds for an operation on the store, and for the search of a log for queues."""
 SIZE_MAX: Final = 64 << 20
-"""The size in bytes of a log above which nothing is completed: reading it takes longer than a user waits for Tab."""
+"""The largest log, in bytes, that is read for a completion. A user would not wait for a larger one."""
 OFFERS_MAX: Final = 1000
 
 
@@ -40,7 +40,7 @@ def _keys(ctx: click.Context, prefix: str) -> list[str]:
 
 
 def _queues(ctx: click.Context, prefix: str) -> list[str]:
-    """Return the queues in the log of a file store, with those that are empty now. No other store lists its queues."""
+    """Return the queues in the log of a file store, also empty ones. Other stores can't list their queues."""
     found: set[str] = set()
     end = system.time.monotonic() + LIMIT_S
     try:
@@ -49,7 +49,7 @@ def _queues(ctx: click.Context, prefix: str) -> list[str]:
             return []
         generation = 0
         for entry in inspect.dump(path):
-            if entry.generation != generation:  # it begins with all values that are left of the generations before it
+            if entry.generation != generation:  # it begins with all values that its predecessor still had
                 found, generation = set(), entry.generation
             if entry.kind == "queue_push":
                 found.add(key_text(entry.key))
@@ -67,7 +67,7 @@ def _is_long(path: str) -> bool:
 
 
 def _completer(find: Callable[[click.Context, str], Iterable[str]]) -> Completer:
-    """Return a function that offers the names that `find` finds for the beginning of a word."""
+    """Return a function with which click completes a word. `find` returns the names for the context and a prefix."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Offer the names that begin with `incomplete`."""
@@ -79,13 +79,13 @@ def _completer(find: Callable[[click.Context, str], Iterable[str]]) -> Completer
 
 complete_key: Final = _completer(_keys)
 complete_queue: Final = _completer(_queues)
-"""Offers the queues of values, as "fscoord push" makes them."""
+"""Completes the names of queues made by "fscoord push"."""
 complete_key_or_queue: Final = _completer(lambda ctx, begin: [*_keys(ctx, begin), *_queues(ctx, begin)])
-"""For a verb that takes both."""
+"""Completes keys, and the names of queues made by "fscoord push"."""
 
 
 def complete_name(*marks: str) -> Completer:
-    """Return a function that offers the names of a recipe, which are the parts of keys before one of `marks`."""
+    """Return a function that completes the names of a recipe. A name is the part of a key before one of `marks`."""
     return _completer(
         lambda ctx, begin: [key.rpartition(mark)[0] for key in _keys(ctx, begin) for mark in marks if mark in key]
     )

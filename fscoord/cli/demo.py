@@ -32,7 +32,7 @@ TOP = 10
 POLL_S = 0.05
 
 OWN_SOURCES = system.os.path.dirname(system.os.path.abspath(example.__file__))
-"""The directory that is counted by default: this package's own sources. A zipapp or PEX has them in no directory."""
+"""The default directory of text: this package's sources or, in a zipapp or PEX, the sources of the module `json`."""
 if not system.os.path.isdir(OWN_SOURCES):
     OWN_SOURCES = system.os.path.dirname(json.__file__)
 
@@ -55,7 +55,7 @@ if not system.os.path.isdir(OWN_SOURCES):
     default=OWN_SOURCES,
     help="The directory with the text. [default: the sources of fscoord itself]",
 )
-@click.option("--kill", is_flag=True, help="One process dies during its work. The others name it and do its work.")
+@click.option("--kill", is_flag=True, help="Kill one process during its work. The others report it and do its work.")
 @seconds_option("--timeout", kind=time_limit, default=60, help="How long the processes wait for each other.")
 @click.option(
     "--trace",
@@ -107,15 +107,15 @@ def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str 
 def _started(
     store: str, directory: str, words: list[str], processes: int, trace: str | None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the processes, and leave none behind. Each ends when this process does, because its standard input ends."""
+    """Start the processes, and kill them at the end of the ``with``. They also end when their standard input ends."""
     environment = {**system.os.environ, "PYTHONPATH": system.import_path()}
     if trace is not None:
         environment[tracing.ENVIRONMENT_VARIABLE] = system.os.path.abspath(trace)
     members: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(processes):
-            # Nothing can be imported by mistake from the directory of the store. A session of its own protects the
-            # process from the terminal's Ctrl-C. A signal during the start must not hide the process from `finally`.
+            # Python imports from the working directory, so this is one without modules, that of the store. Ctrl-C does
+            # not reach a session of its own. A signal during the start must not hide the process from `finally`.
             with defer_signals():
                 member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
                     [sys.executable, "-m", example.__name__, store, directory, str(rank), *words],
@@ -137,9 +137,9 @@ def _started(
 
 
 def _losses(store: Store, members: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
-    """Wait for the ends of the processes. Return those that were lost, in the order of their ends.
+    """Wait until the processes have ended. Return those that failed, in the order of their ends.
 
-    The others can't see the loss of a process that has not opened the store, so it ends the wait.
+    If a process fails before it has opened the store, return at once: the others can't detect its death.
     """
     lost: list[dict[str, Any]] = []
     running = dict(enumerate(members))
@@ -156,7 +156,7 @@ def _losses(store: Store, members: list[subprocess.Popen[bytes]]) -> list[dict[s
 
 
 def _report(files: list[str], counts: list[dict[str, Any]], members: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Return the report, which ``docs/cli/demo.md`` describes."""
+    """Return the report, in the form described in ``docs/cli/demo.md``."""
     words: Counter[str] = Counter()
     by_rank: list[list[int]] = [[] for _ in members]
     for found in counts:

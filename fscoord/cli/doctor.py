@@ -1,4 +1,4 @@
-"""The verb doctor: shows the steps of an examination, and its report."""
+"""The verb doctor: tests a directory, shows each step, and prints the report."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def doctor(
 ) -> int:
     """Test whether a directory's file system is fit for a store.
 
-    Tries in the directory DIR what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
-    store. It first tests between two processes of this host. If you start it on two hosts at once, it also tests
-    between the hosts. The instances find each other through the directory. Instances of different users can do so if
-    one group of them all may write to the directory. One instance prints the report.
+    Tests in the directory DIR what a store needs: locks of each kind, appends, fresh reads, the death of a process that
+    holds a lock, and a whole store. It first tests between two processes of this host. If you start it on two hosts at
+    once, it also tests between the hosts. The instances find each other through the directory. Instances of different
+    users need a common group that may write to the directory. One instance prints the report.
 
     It takes about five seconds on a local disk, and up to a minute on a slow mount; with instances on several hosts it
     first waits for them (--wait). On a terminal it shows each step. It leaves nothing in the directory.
@@ -138,7 +138,7 @@ def _prediction(report: dict[str, Any], job: Job) -> dict[str, Any] | None:
 
 
 def _forecast(found: dict[str, Any]) -> list[str]:
-    """Return the lines of the report about the job."""
+    """Return the lines of the report that predict the cost of the job."""
     nodes, ranks = found["nodes"], found["ranks_per_node"]
     many = f"{nodes:,} nodes with {ranks:,} ranks each" if nodes > 1 else f"one node with {ranks:,} ranks"
     read = f"{size_text(found['barrier_bytes'])} read"

@@ -30,7 +30,7 @@ class OutputError(Exception):
 
 
 class HintedError(Exception):
-    """The error `cause`, with a `hint` for a user of the command. It has the exit code of its cause."""
+    """Adds a `hint` for a user of the command to the error `cause`. The exit code is that of `cause`."""
 
     def __init__(self, cause: Exception, hint: str) -> None:
         super().__init__(cause, hint)
@@ -77,7 +77,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def is_silent(error: BaseException) -> bool:
-    """Return whether no message is needed: a false condition, Ctrl-C, or a pipe that its reader has closed."""
+    """Return whether `error` needs no message: a false condition, Ctrl-C, or a pipe that its reader has closed."""
     return exit_code(error) in {FALSE, INTERRUPTED} or (
         isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError)
     )
@@ -95,8 +95,8 @@ def _words(error: BaseException) -> str:
         return error.format_message() + _hint(error)
     if isinstance(error, ImportError) and error.name == _FOREIGN_CALLS:
         return (
-            "this Python was built without libffi, so it has no module _ctypes, which the verbs that run a command"
-            " need: use another Python, or install the headers of libffi and build this one again"
+            "the verbs that run a command need the module _ctypes, and this Python was built without it: use another"
+            " Python, or install the headers of libffi and build this one again"
         )
     if _is_missing_extra(error):
         words = str(error)  # a store names the missing packages itself

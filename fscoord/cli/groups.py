@@ -1,4 +1,4 @@
-"""The verbs for several participants: barrier and once, members for the sessions of a store, join and group."""
+"""The verbs for several processes: barrier, once, members, join and group."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
 def members(store: Store, as_json: bool) -> None:
     """List the sessions of the store, sorted by rank.
 
-    A session is a handle that has the store open, or had it open. Each is a line: its rank and number, host:pid, its
-    state, the time (UTC) at which it registered, and its label. The state is one of these:
+    A session is a handle that has the store open, or had it open. Each session is a line: its rank and number,
+    host:pid, its state, the time (UTC) at which it registered, and its label. The state is one of these:
 
     \b
         alive             the process runs and has the store open
@@ -87,8 +87,8 @@ def join(store: Store, /, name: bytes, data: bytes, command: Command) -> int:
     """Run COMMAND while this process is a member of the group NAME.
 
     "fscoord group" lists the members. A member that dies is removed from the list. COMMAND finds the store in
-    FSCOORD_STORE. The rest is as with "fscoord lock": COMMAND is stopped if this process is killed, or if another
-    process takes it for dead.
+    FSCOORD_STORE. As with "fscoord lock", COMMAND is stopped if this process is killed. It is also stopped if another
+    process takes this process for dead.
 
     \b
     Examples:
@@ -139,7 +139,7 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
 def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:
     """Wait at the barrier KEY until all processes have arrived.
 
-    --world-size is the number of processes. A key can be used once. On a terminal the verb first prints its wait.
+    --world-size is the number of processes. A key can be used once. On a terminal the verb prints what it waits for.
 
     With --rank, a process can arrive again after a time-out, and counts once. If all processes give their rank, the
     error of a time-out (exit code 75) names the missing ranks.
@@ -159,14 +159,11 @@ def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fa
 
 
 OUTPUT_MAX = VALUE_MAX - 64
-"""The longest output of a command, in bytes. Its exit code, and a prefix of the recipe, are in the same value."""
+"""The longest output of a command, in bytes. The stored value also has its exit code and a prefix of the recipe."""
 
 
 class _NoResult(BaseException):
-    """This process has no result.
-
-    The class is not an `Exception`, because the recipe stores an `Exception` as the result.
-    """
+    """Carries `cause` through the recipe. It is not an `Exception`, which the recipe would store as the result."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -184,8 +181,8 @@ def once(store: Store, /, name: bytes, command: Command) -> int:
     store under NAME/result, and each caller prints and returns them, now and later.
 
     If the process that runs COMMAND dies, is interrupted or can't run it, the next process runs it. So COMMAND may be
-    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result. A caller whose
-    COMMAND was not run because another call failed prints that on standard error.
+    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result. Each later call
+    then prints on standard error that it did not run its COMMAND.
 
     \b
     Examples:
@@ -224,7 +221,7 @@ def once(store: Store, /, name: bytes, command: Command) -> int:
 
 
 def _run_once(store: Store, name: bytes, command: Command) -> bytes:
-    """Run the command for all; return the result: its exit code, a newline, its output."""
+    """Run the command for all callers. Return its exit code, a newline and its output."""
     turn = Lock(store, name)
     token = turn.holders()[0].token
 

@@ -1,4 +1,4 @@
-"""The verbs on holds: lock, rwlock, sem, elect and leader, holders and break-lock."""
+"""The verbs on locks and elections: lock, rwlock, sem, elect, leader, holders and break-lock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer",
 
 
 def _lock_verb(choose_side: Callable[[str | None], str]) -> click.Command:
-    """Return the verb that runs a command under a lock, on the side that `choose_side` makes of -s, -x or neither."""
+    """Return a verb that runs a command under a lock. `choose_side` turns -s, -x or neither into reader or writer."""
 
     @click.command(context_settings=VERBATIM)
     @shared
@@ -90,7 +90,7 @@ def rwlock(side: str | None) -> str:
     """Run COMMAND while holding the lock NAME to read or to write.
 
     Many readers (-s) share the lock; a writer (-x) has it alone. Neither side starves, because a reader that comes
-    after a waiting writer waits, too. This is "fscoord lock", with the difference that -s or -x must be given.
+    after a waiting writer waits, too. Unlike with "fscoord lock", -s or -x must be given.
 
     \b
     Examples:
@@ -160,13 +160,13 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
 def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     """Take NAME away from its holder.
 
-    For a holder that hangs, or whose death can't be detected. The hold of a process that is known dead ends by itself.
-    NAME is the name of a lock, a semaphore, an election or the work of "fscoord once". Shows the holders and asks for
-    confirmation. Exits with 1 if the answer is no, or if no process holds NAME.
+    Use it for a holder that hangs, or whose death can't be detected. If a process is known dead, its hold ends without
+    this verb. NAME is the name of a lock, a semaphore, an election or the work of "fscoord once". Shows the holders and
+    asks for confirmation. Exits with 1 if the answer is no, or if no process holds NAME.
 
-    This does not stop the holder, and the next process in line begins at once. A command under "fscoord lock" and the
-    like is stopped within some seconds, on any host. Any other holder notices the loss at its next check, and until
-    then it may write. Only a target that checks fencing tokens refuses these writes.
+    This does not stop the holder, and the next process in line begins at once. A command that a verb such as "fscoord
+    lock" runs is stopped within some seconds, on any host. Any other holder notices the loss at its next check, and
+    until then it may write. Only a target that checks fencing tokens refuses these writes.
 
     \b
     Examples:
@@ -182,7 +182,7 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     if not yes and not _is_asked():
         say("nothing was changed: standard input is not a terminal, so give --yes")
         return FALSE
-    if not yes and not click.confirm("The holder goes on until its next check. Take it away?", err=True):
+    if not yes and not click.confirm("The holder goes on until its next check. Take its hold away?", err=True):
         return FALSE
     broken = [each for each in holders if force_release(store, name, each.token)]
     for each in holders:
@@ -196,14 +196,14 @@ def _is_asked() -> bool:
 
 
 class ContenderState(NamedTuple):
-    """The state of the session of a contender: `alive` as in `fscoord.Member`, and `word` for people."""
+    """The state of a contender's session. `alive` is as in `fscoord.Member`; `word` is shown to people."""
 
     alive: str = "unknown"
     word: str = "unknown"
 
 
 def states_of(store: Store) -> Callable[[Contender], ContenderState]:
-    """Return a function that returns the state of a contender."""
+    """Read the sessions of `store`, and return a function from a contender to its state."""
     known = {
         member.number: ContenderState(member.alive, session_state(member.alive, member.found_dead))
         for member in store.members()
@@ -220,7 +220,7 @@ def _holder_lines(
 
 
 PAUSE_S = 1.0
-"""The pause of a candidate after its command has failed. A command that always fails must not keep the machine busy."""
+"""How many seconds a candidate pauses after its command failed, so that a faulty command does not run all the time."""
 
 
 @click.command(context_settings=VERBATIM)
@@ -267,7 +267,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, waits: HoldOpt
 
 @click.command()
 @election_argument
-@number_option("--after", metavar="TERM", least=0, default=0, help="Wait for a leader of a later term than this term.")
+@number_option("--after", metavar="TERM", least=0, default=0, help="Wait for a leader whose term is later than TERM.")
 @as_json
 @with_store_that_appears
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:

@@ -28,12 +28,12 @@ from fscoord.stores.file import FileStore
 from fscoord.stores.url import file_path, open_store
 
 SHORT = 60
-"""How many bytes of a value are shown, unless all are asked for."""
+"""How many bytes of a value are shown without --full."""
 
 HEADINGS = f"{'OFFSET':>10} {'TIME (UTC)':<24} {'WRITER':>6} {'KIND':<11} KEY VALUE\n"
 
 _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
-"""Fields of `Repair` whose names in JSON were fixed before."""
+"""Fields of `Repair` that have another name in JSON."""
 
 
 @click.command()
@@ -50,11 +50,11 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
     and its value. The values that fscoord itself writes are put into words: which session was found dead, which rank
     arrived, which process holds a lock.
 
-    With --json each record is one line of JSON, which has the bytes of the value, and in value_size their number.
+    With --json each record is one line of JSON. Its field value_size is the number of bytes of the whole value.
 
     The verb changes nothing. It also works on a damaged log: it prints the records before the damage, and then the
-    error names the offset (exit code 65). Of a log that was compacted it prints the oldest file, up to its seal, and
-    the newest file.
+    error names the offset (exit code 65). If the log was compacted, it prints the oldest file, up to the record that
+    ends it, and the newest file.
 
     \b
     Examples:
@@ -125,7 +125,7 @@ def verify(ctx: click.Context, timeout: float, as_json: bool) -> int:
 
 
 def log_path(url: str, ctx: click.Context) -> str:
-    """Return the path of the file store at `url`. A `url` of another kind of store is an error of usage."""
+    """Return the path of the file store at `url`. Raise `click.UsageError` for another kind of store."""
     path = file_path(url)
     if path is None:
         raise click.UsageError("only file stores have a log", ctx)
@@ -187,8 +187,8 @@ def _report_lines(report: inspect.Report) -> list[str]:
 def repair(ctx: click.Context, output: str, salvage: bool, yes: bool, timeout: float, as_json: bool) -> int:
     """Copy the sound records of a damaged log to a new file.
 
-    Only reads the log at PATH, or that of the store that --store names. Processes that write to the store wait
-    meanwhile. Prints each record that is left out. Without --yes it writes nothing.
+    Reads the log at PATH, or that of the store that --store names, and does not change it. Processes that write to the
+    store wait until the verb ends. Prints each record that is left out. Without --yes it writes nothing.
 
     All records after the first damage are left out, so the copy is a state that the store has really had. With
     --salvage the sound records after the damage are copied, too. Then the copy may be a state that the store never had,
@@ -224,7 +224,7 @@ def repair(ctx: click.Context, output: str, salvage: bool, yes: bool, timeout: f
 def _print_skipped(skipped: inspect.Skipped) -> None:
     what = ""
     if skipped.kind:
-        sure = "" if skipped.is_certain else ", as it says of itself"
+        sure = "" if skipped.is_certain else ", unverified"
         key = f" {printable(skipped.key)}" if skipped.key else ""
         what = f" ({skipped.kind}{key}, a value of {skipped.value_size} bytes, by session {skipped.writer}{sure})"
     write(f"left out: at {skipped.offset}, {skipped.size} bytes: {printable(skipped.why.encode())}{what}\n".encode())
@@ -286,8 +286,8 @@ def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) ->
 def compact(ctx: click.Context) -> None:
     """Compact the log of a file store.
 
-    Writes the contents of the store to a new file, in which the log goes on. Processes that use the store need do
-    nothing. A store compacts its log by itself, so this is for stores that were opened with compact_bytes=0.
+    Writes the contents of the store to a new file, and continues the log there. Processes that use the store need do
+    nothing. Most stores compact their logs by themselves. The verb is for stores opened with compact_bytes=0.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The options that all verbs share, for the store, the time limit and the log, and the types of arguments."""
+"""The types of arguments, and the options that verbs share: the store, the time limit and the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 WRITES_REFUSED: Final = frozenset((system.errno.EACCES, system.errno.EPERM, system.errno.EROFS))
-"""The errors of open(2) for a file that may only be read."""
+"""The errors of open(2) for writing if the file may only be read."""
 
 INPUT_POLL_S = 0.5
 """The longest sleep in one system call while standard input has no data, in seconds."""
@@ -43,30 +43,30 @@ _READ_ONLY = "fscoord.read_only"
 
 
 class DirectoryPath(click.Path):
-    """A directory that click completes but does not stat, because stat(2) hangs on a mount whose server is gone.
+    """The type of a directory argument. click does not stat it, because stat(2) hangs on a mount whose server is gone.
 
-    So a directory that does not exist is not a usage error. The verb reports it, with the exit code for input.
+    So click does not detect a missing directory. The verb raises an `OSError` for it.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return `value` as it is. An empty name is refused: it would be the present directory."""
+        """Return `value` unchanged. Refuse an empty name, which would be the present directory."""
         if not value:
             self.fail("the name is empty", param, ctx)
         return value
 
 
 def raw(text: str) -> bytes:
-    """Return an argument as the bytes that the shell passed. Python's decoding of arguments is reversible."""
+    """Return an argument as the bytes that the shell passed."""
     return system.os.fsencode(text)
 
 
 def time_limit(text: str) -> float:
-    """Return a time-out in seconds, checked by the rules of the library."""
+    """Parse `text` as a time limit in seconds: 0 tries once, and inf has no limit."""
     return _seconds(text, "; 0 tries once, inf has no limit")
 
 
 def time_span(text: str) -> float:
-    """Return a time in seconds that does not limit a wait, such as an interval."""
+    """Parse `text` as a time in seconds that is no time limit, such as an interval."""
     return _seconds(text, "")
 
 
@@ -94,8 +94,8 @@ def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
 def show_log() -> None:
     """Print the warnings of the library on standard error, and with -v and -vv all that it logs.
 
-    Without -v two kinds of messages are not printed, because the verbs have their own: the warnings about long waits,
-    for which `telling_if_slow` prints notes, and the events of a rendezvous.
+    Without -v two kinds of messages are left out, because the verbs print their own: warnings about long waits (see
+    `telling_if_slow`), and events of a rendezvous.
     """
     root = logging.getLogger("fscoord")
     if any(isinstance(handler, _ErrorLines) for handler in root.handlers):
@@ -111,14 +111,14 @@ def _is_told_otherwise(record: logging.LogRecord) -> bool:
 
 
 class _ErrorLines(logging.Handler):
-    """Writes each message to the present standard error."""
+    """A handler that writes to the current `sys.stderr`, which `redirect_stderr` may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         output.write_error(f"{self.format(record)}\n")
 
 
 class _Formatter(logging.Formatter):
-    """Formats the log for people. An event of a rendezvous is JSON, of which only the message is shown."""
+    """Formats the log for people. A rendezvous logs its events as JSON; this formatter shows only their messages."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of the base class
         record.message = printable(getattr(record, FOR_PEOPLE, record.message))
@@ -153,7 +153,7 @@ def store_argument(metavar: str) -> Callable[[F], F]:
 
 
 def timeout_option(default: str) -> Callable[[F], F]:
-    """Return the option --timeout, whose help text names this default."""
+    """Return the option --timeout. Its help text names `default`."""
     return seconds_option(
         "--timeout",
         kind=time_limit,
@@ -164,15 +164,12 @@ def timeout_option(default: str) -> Callable[[F], F]:
 
 
 def seconds_option(*names: str, kind: Callable[[str], float] = time_span, **more: Any) -> Callable[[F], F]:
-    """Return an option that is a time in seconds, with `more` arguments of `click.option`. It shows its default."""
+    """Return an option whose value is a time in seconds. `more` goes to `click.option`. The help shows the default."""
     return click.option(*names, metavar="SECONDS", type=kind, show_default="default" in more, **more)
 
 
 def number_option(*names: str, least: int = 1, metavar: str = "NUMBER", **more: Any) -> Callable[[F], F]:
-    """Return an option that is a number from `least` on, with `more` arguments of `click.option`.
-
-    It shows its default.
-    """
+    """Return an option for an integer from `least` on. `more` goes to `click.option`. The help shows the default."""
     kind = click.IntRange(min=least)
     return click.option(*names, metavar=metavar, type=kind, show_default="default" in more, **more)
 
@@ -199,7 +196,7 @@ as_json = json_option("Print one line of JSON.")
 
 
 def store_url(ctx: click.Context) -> str:
-    """Return the address of the store: that of the argument or of --store, or else of the environment variable."""
+    """Return the address of the store, from the argument, else from --store, else from the environment variable."""
     argument: str | None = ctx.meta.get(_ARGUMENT)
     if argument is not None:
         return named_url(ctx, argument)
@@ -213,7 +210,7 @@ def store_url(ctx: click.Context) -> str:
 
 
 def _not_empty(ctx: click.Context, what: str, url: str) -> str:
-    """Return `url`, which must not be empty: an unset variable of a shell must not lead to another store."""
+    """Return `url`. Refuse an empty one: an unset variable of a shell must not lead to another store."""
     if not url:
         raise click.UsageError(f"{what} is empty: name a path or an address", ctx)
     return url
@@ -228,13 +225,13 @@ def named_url(ctx: click.Context, argument: str) -> str:
 
 
 def limit_text(limit: timedelta | float | None) -> str:
-    """Return how long a wait lasts, in words."""
+    """Return the time limit of a wait in words. None is no limit."""
     seconds = math.inf if limit is None else to_seconds(limit)
     return "without a time limit" if seconds == math.inf else f"up to {seconds:g} s"
 
 
 def given_timeout(ctx: click.Context) -> float | None:
-    """Return the --timeout of the command line, or None."""
+    """Return the --timeout of the command line in seconds, or None if it was not given."""
     limit: float | None = ctx.meta.get(_TIMEOUT)
     return limit
 
@@ -277,10 +274,10 @@ def _open(ctx: click.Context, *, looks_only: bool) -> Store:
 def _with_store(
     opening: Callable[[click.Context], Store], timeout: str = OF_THE_STORE
 ) -> Callable[[Callable[Concatenate[Store, P], R]], Callable[P, R]]:
-    """Return a decorator that adds the common options, opens the store that they name, and passes the store."""
+    """Return a decorator that adds the common options, opens the store by `opening`, and passes it to the verb."""
 
     def decorate(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-        """Let a verb call `function` with the store."""
+        """Return a function that opens the store and passes it to `function`."""
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -303,22 +300,23 @@ def _open_to_get(ctx: click.Context) -> Store:
 
 with_store: Final = _with_store(partial(_open, looks_only=False))
 with_existing_store: Final = _with_store(_open_existing)
-"""Refuses a file store that does not exist, so that a mistyped path makes no new one. This is for verbs that look at a
-store, and write only the deaths that they find."""
+"""Opens a store for writing, but creates no file store, because the path may be mistyped. For verbs that read a store
+and write only the deaths that they find."""
 with_store_that_appears: Final = _with_store(partial(_open_to_look, advice=RECORDS_DEATHS))
-"""For a verb that waits for data and writes only the deaths that it finds."""
+"""Opens a store for writing, and creates a missing one. For a verb that waits for data and writes only the deaths that
+it finds."""
 with_store_to_read: Final = _with_store(partial(_open, looks_only=True))
-"""Opens a file store for reading only, so that a mistyped path makes no new one."""
+"""Opens a file store for reading only, so a mistyped path creates no store."""
 with_store_to_watch: Final = _with_store(partial(_open, looks_only=True), WITHOUT_LIMIT)
 """As `with_store_to_read`, for a verb that waits without limit unless --timeout is given."""
 
 
 def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, and with the option --read-only as `with_store_to_read`.
+    """Do as `with_store`, or with the option --read-only as `with_store_to_read`.
 
-    A verb that waits for a value opens the store for writing, because it makes a store that is not there yet, and
-    announces to writers that they must wake it. Its reads need no permission to write. But no verb falls back to
-    reading by itself: a handle for writing refuses the file of another user, which a script must not trust unasked.
+    A verb that waits for a value opens the store for writing: it creates a missing store, and registers its wait so
+    that writers wake it. If that is refused, the verb does not fall back to read-only by itself. A handle for writing
+    refuses another user's file, and a script must not trust such a file unless --read-only allows it.
     """
     read_only = click.option(
         "--read-only",
@@ -348,14 +346,14 @@ def content(value: bytes) -> bytes:
 
 
 def _read_input(size: int) -> bytes:
-    """Read standard input to its end, or `size` bytes of it.
+    """Read standard input to its end, but at most `size` bytes.
 
     A signal that arrives just before read(2) begins does not interrupt the call, because Python checks for signals only
     before and after it. So the process sleeps in poll(2) instead, for `INPUT_POLL_S` seconds at a time.
     """
     try:
         descriptor = sys.stdin.fileno()
-    except OSError:  # io.UnsupportedOperation: something else takes its place, in a test say
+    except OSError:  # io.UnsupportedOperation: standard input is an object without a descriptor
         return sys.stdin.buffer.read(size)
     is_ready = system.readiness(descriptor)
     parts: list[bytes] = []

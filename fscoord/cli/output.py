@@ -1,4 +1,4 @@
-"""Results on standard output, as bytes, lines of text or JSON; the progress of slow verbs on standard error."""
+"""Writes results to standard output as bytes, text or JSON, and the progress of slow verbs to standard error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Timer = system.threading.Timer
 
 NOTE_AFTER_S = 1.0
-"""How many seconds a wait lasts before a line about it is printed."""
+"""How many seconds a wait lasts before the verb prints a line about it."""
 
 Document = Mapping[str, Any] | list[dict[str, Any]]
 
@@ -44,8 +44,8 @@ def write_value(data: bytes) -> None:
 def write_json(document: Document) -> None:
     """Write `document` as one line of JSON, in ASCII.
 
-    A field with bytes or a text is called ``NAME_base64`` if these are not UTF-8, and so is a field with a list of them
-    if one of them is not.
+    A field whose bytes or text are not UTF-8 is written in Base64, under the name ``NAME_base64``. If one item of a
+    list is not UTF-8, all items are written in Base64.
     """
     write(json.dumps(_encodable(document)).encode("ascii") + b"\n")
 
@@ -85,7 +85,7 @@ def _base64(data: bytes | str) -> str:
 def _raw(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # no name of a file or key, but text of a document that another program wrote
+    except UnicodeEncodeError:  # the text comes from another program's document, not from a file name or key
         return text.encode("utf-8", "surrogatepass")
 
 
@@ -98,12 +98,12 @@ def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Write `lines` to standard output, and a newline after each. They may have text of other processes."""
+    """Write `lines` to standard output, and a newline after each. Control characters are escaped."""
     write("".join(f"{printable(line)}\n" for line in lines).encode())
 
 
 def tell(log: logging.Logger, words: str) -> None:
-    """Print `words` on standard error if that is a terminal. Otherwise log them, so that -v shows them."""
+    """Log `words` if -v was given. Otherwise print them if standard error is a terminal."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", words)
     elif _is_watched():
@@ -114,15 +114,15 @@ def tell(log: logging.Logger, words: str) -> None:
 def telling_if_slow(
     log: logging.Logger, words: str, more: Callable[[], str] | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Log `words`. Once the body of the ``with`` has taken `NOTE_AFTER_S`, print a note for a person at the terminal.
+    """Log `words`. If the body of the ``with`` takes longer than `NOTE_AFTER_S` seconds, print a note on the terminal.
 
-    The note is made once: on a terminal, or in the log if that is shown and `more` knows the reason. The ``with``
-    yields a function that ends the wait before the body ends.
+    If -v was given, the note goes to the log instead, and only if `more` is given. The ``with`` yields a function;
+    calling it prevents the note.
 
     Args:
-        log: the log in which the note appears, if the log is shown.
+        log: the logger of the verb.
         words: the purpose and the limit of the wait.
-        more: returns the reason of the wait, such as its holders, or an empty text; it may use the store.
+        more: returns the reason of the wait, such as the holders of a lock, or an empty text. It may use the store.
     """
     is_over = False
 
@@ -167,18 +167,18 @@ def flush() -> None:
 
 
 def detach_stdout() -> None:
-    """Replace standard output by /dev/null, or the interpreter would flush it once more at exit and print an error."""
+    """Replace standard output by /dev/null, so that the interpreter's flush at exit can't fail and print an error."""
     if sys.stdout is not None:
         _detach(sys.stdout)
 
 
 def say(words: str) -> None:
-    """Print `words`, which may have text of other processes, as one line of the command on standard error."""
+    """Print `words` on standard error as one line that begins with "fscoord:". Control characters are escaped."""
     write_error(f"fscoord: {printable(words)}\n")
 
 
 def write_error(text: str) -> None:
-    """Write `text` to standard error. If nothing can be written there, the exit code alone shows the error."""
+    """Write `text` to standard error. Ignore a failure: then the exit code alone shows the error."""
     if sys.stderr is None:
         return
     try:
@@ -200,18 +200,18 @@ def is_terminal() -> bool:
 
 
 def can_redraw() -> bool:
-    """Return whether standard output is a terminal that moves its cursor. Rich shows no live screen on any other."""
+    """Return whether standard output is a terminal that can move its cursor, as a live screen needs."""
     return is_terminal() and system.os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 def counted(number: int, what: str) -> str:
-    """Return `number` and the noun `what`, which is in the plural unless the number is 1."""
+    """Return `number` and the noun `what`, in the plural unless `number` is 1."""
     ending = "" if number == 1 else "es" if what.endswith("s") else "s"
     return f"{number} {what}{ending}"
 
 
 def size_text(count: float) -> str:
-    """Return the number `count` of bytes with three digits and a unit."""
+    """Return a size of `count` bytes with three digits and a unit, such as 1.25 MB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -230,7 +230,7 @@ def utc_text(seconds: float, form: str) -> str:
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
     """Return the lines of a table with headings. The columns whose headings are in `numbers` are flush right.
 
-    Each cell is text that may come from other processes, so it is made `printable`.
+    Control characters in a cell are escaped.
     """
     table = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
     widths = [max(map(_columns, column)) for column in zip(*table, strict=True)]
@@ -254,11 +254,11 @@ def _columns(text: str) -> int:
 
 
 BEGIN_S = 1.0
-"""The time in seconds before a bar is shown. A shorter verb does not spend the time to import one."""
+"""How many seconds pass before a bar is shown. A verb that ends earlier does not import rich."""
 
 
 class Progress:
-    """A bar for the bytes of each file in turn, gone at the end: ``with Progress("reading") as progress``."""
+    """A progress bar for the bytes of one file after another. The end of the ``with`` erases it."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing

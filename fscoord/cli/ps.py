@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "SINCE", "HOLDS", "WAITS FOR")
 HOLDS_SHOWN: Final = 3
-"""How many holds of a participant a row names. The others are counted; the output of --json has all holds."""
+"""How many holds of a participant a row names. It counts the others. The output of --json has all holds."""
 DAY_S: Final = 86400
 CLEAR: Final = b"\x1b[H\x1b[2J"
 """Moves the cursor of a terminal to its corner, and clears the screen."""
@@ -44,7 +44,7 @@ slow_option = seconds_option(
 
 
 class Row(NamedTuple):
-    """One participant, as text. `waits` ends with the duration of the wait, which `waited` has by itself."""
+    """The cells of one participant. `waits` is the wait with its duration; `waited` is the duration alone."""
 
     rank: str
     label: str
@@ -130,11 +130,11 @@ def _table(picture: Picture, *, is_all: bool) -> list[str]:
 
 
 def chosen(picture: Picture) -> list[SessionStatus]:
-    """Return the participants that are of interest: first the participants with a rank, in the order of their ranks.
+    """Return the participants that are shown without --all, sorted by rank. Those without a rank come last.
 
-    A command such as ``fscoord set`` is a session, too, so a store that has been used for long has many sessions that
-    have ended. Only the last ended session of each rank is of interest. A process may have several handles with the
-    same names, such as clones. Then the handles that wait or hold something are of interest, or else the first handle.
+    Each command, such as ``fscoord set``, is a session, so an old store has many ended sessions. Only the last ended
+    session of each rank is shown. A process may have several handles with the same rank and label, such as clones. Of
+    these, the handles that wait or hold something are shown, or else the first handle.
     """
     busy = [each for each in picture.participants if each.holds or (each.waiting is not None and each.alive != "no")]
     numbers = {each.number for each in busy}
@@ -150,12 +150,12 @@ def chosen(picture: Picture) -> list[SessionStatus]:
 
 
 def in_order(participants: Iterable[SessionStatus]) -> list[SessionStatus]:
-    """Return `participants` in the order of their ranks, then the participants without a rank."""
+    """Return `participants` sorted by rank. Those without a rank come last."""
     return sorted(participants, key=lambda each: (each.rank is None, each.rank or 0, each.number))
 
 
 def rows(picture: Picture, *, is_all: bool = False) -> list[Row]:
-    """Return the rows of the participants that are of interest, or of all participants."""
+    """Return a row for each participant of `chosen`, or for all participants if `is_all`."""
     found = in_order(picture.participants) if is_all else chosen(picture)
     return [row_of(each, picture) for each in found]
 
@@ -179,14 +179,14 @@ def _state(each: SessionStatus) -> str:
 
 
 def since_text(seconds: float) -> str:
-    """Return the time `seconds` since the epoch in UTC: its time of day, with its date if it is not of the last day."""
+    """Return `seconds` since the epoch as a time of day in UTC, with the date unless it is within the last 24 hours."""
     now = system.time.time()
     form = "%H:%M:%S" if now - DAY_S < seconds <= now else "%Y-%m-%d %H:%M"
     return utc_text(seconds, form)
 
 
 def _holds(each: SessionStatus) -> str:
-    """Return the first holds, and the number of the others: one participant may hold a lock for each of its shards."""
+    """Return the first `HOLDS_SHOWN` holds, and the number of the others."""
     more = len(each.holds) - HOLDS_SHOWN
     return ", ".join(each.holds[:HOLDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""The verbs on queues: push, pop and len for values; put-item, take-item and items for items, which may be put back."""
+"""The verbs on queues: push, pop and len for values; put-item, take-item and items for items with acknowledgement."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def length(store: Store, queue: bytes, as_json: bool) -> None:
 VARIABLE: Final = "FSCOORD_ITEM"
 
 VARIABLE_MAX: Final = 128 * 1024 - len(VARIABLE) - 2
-"""Its longest value, in bytes: Linux limits a variable, with its name, "=" and a NUL, to 32 pages (execve(2))."""
+"""The longest value of `VARIABLE` in bytes. Linux limits name, "=", value and NUL together to 32 pages (execve(2))."""
 
 
 @click.command("put-item")
@@ -173,9 +173,9 @@ def take_item(
     verb ends with the exit code of COMMAND. With --failed it goes on: it puts an item whose COMMAND fails into the
     queue OTHER, and ends with the exit code of the last COMMAND that failed.
 
-    An item that kills each process that takes it, as by using up the memory, comes back first for ever. With
-    --max-deliveries N and --failed, an item that was handed out N times goes into the queue OTHER, and not before:
-    meanwhile an item whose COMMAND fails goes back. COMMAND finds the number in FSCOORD_DELIVERIES.
+    An item may kill each process that takes it, for example because it needs too much memory, and then comes back for
+    ever. With --max-deliveries N and --failed, an item goes into the queue OTHER only after it was handed out N times.
+    Before that, an item whose COMMAND fails goes back. COMMAND finds the number of deliveries in FSCOORD_DELIVERIES.
 
     As with "fscoord lock", this process has the item until all processes that COMMAND has started have ended. Signals
     are passed on to COMMAND. If this process is killed, all of these processes are killed.
@@ -239,9 +239,9 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
 
 
 def _next_item(source: PriorityQueue, limit: timedelta, *, waits: bool, is_last: bool) -> Item:
-    """Take an item, within the time `limit` of the store.
+    """Take an item. If `waits`, wait for one up to the store's timeout, which is `limit`.
 
-    `QueueEmptyError` means that the queue has no more items, and a time-out that the store did not answer.
+    Raises `StoreTimeoutError` if no item came and `is_last`, and `QueueEmptyError` if no item came otherwise.
     """
     if waits:
         try:
@@ -257,7 +257,7 @@ def _work_on(item: Item, command: Command, refuse: PriorityQueue | None, *, by_s
     """Run the command for `item`, then acknowledge it; if the command failed, move it to `refuse` or release it."""
     with item, ExitStack() as stack:
         own = {**environment(None), "FSCOORD_DELIVERIES": str(item.deliveries)}
-        own.pop(VARIABLE, None)  # of another item, within whose command this one is taken
+        own.pop(VARIABLE, None)  # of an outer take-item, whose command runs this one
         if not by_stdin:
             own[VARIABLE] = _as_variable(item.data)
         file = stack.enter_context(system.unnamed_file(item.data)) if by_stdin else None
@@ -268,7 +268,7 @@ def _work_on(item: Item, command: Command, refuse: PriorityQueue | None, *, by_s
             item.release()
         elif ending.status and refuse is not None:
             fate = f"put into {refuse.name!r}"
-            refuse.put(item.data)  # before it is done here: a process that dies in between leaves it in both
+            refuse.put(item.data)  # before it is removed here: a process that dies in between leaves it in both
         log.info("the command ended with %d: the item is %s", ending.code, fate)
     return ending
 

@@ -1,4 +1,4 @@
-"""`RecordWords`: the meaning of a record in words, for `fscoord dump`: a death, an arrival, a line, several keys."""
+"""`RecordWords` describes the records of a log in words, for `fscoord dump`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ MEMBER: Final = b"/member/"
 
 
 class RecordWords:
-    """Describes the records of a log in words, given the records in their order.
-
-    It keeps the process of each session.
-    """
+    """Describes records in words. It remembers the process of each session, so it must get all records in order."""
 
     def __init__(self) -> None:
         self._owners: dict[int, str] = {}
@@ -44,7 +41,7 @@ class RecordWords:
                 return _participant(value)
             elif entry.kind == "compare_set" and key.endswith(LINE):
                 return _line(value)
-        except (MalformedText, MalformedRecord):  # the value of another program, whose key has such a name
+        except (MalformedText, MalformedRecord):  # another program wrote this value, to a key that looks like ours
             pass
         return None
 
@@ -54,7 +51,7 @@ def _word(key: bytes) -> str:
 
 
 def _arrival(token: bytes) -> str:
-    """Return one token of a barrier in words; see `fscoord.collectives.arrivals`."""
+    """Describe one token of a barrier's arrivals; see `fscoord.collectives.arrivals`."""
     if token.startswith(b"!"):
         ranks = [parse_uint63(rank) for rank in token.partition(b":")[2].split(b",")]
         return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} found dead: the round is broken"

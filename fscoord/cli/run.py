@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of the command line, as their callbacks have parsed them."""
+    """The parsed options of the command line."""
 
     nnodes: tuple[int, int] | None
     nproc_per_node: int
@@ -82,10 +82,10 @@ def _parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Para
 _streams = _parsed_by(parse_streams)
 
 NO_ID = "none"
-"""The id of a job that has been given none, as with torchrun."""
+"""The id of a job without --rdzv-id, as with torchrun."""
 
 BACKENDS = ("c10d", "etcd", "etcd-v2", "fscoord")
-"""torchrun's names of a rendezvous through a store; the endpoint names the store."""
+"""The values of --rdzv-backend. The names are torchrun's; the endpoint names the store."""
 
 _INSTEAD = "the nodes number themselves: leave it out, and give --rdzv-endpoint a path that all nodes can reach"
 
@@ -108,7 +108,7 @@ def _config(text: str) -> dict[str, str]:
 
 @_parsed_by
 def _worker_count(text: str) -> int:
-    """Return a number, or count the processors or accelerators of this node, as torchrun does."""
+    """Return `text` as a number, or the number of this node's processors or accelerators, as torchrun does."""
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     if text not in {"auto", "cpu", "gpu", "xpu"}:
@@ -141,7 +141,7 @@ def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> No
 
 
 def _static_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add torchrun's options for nodes that are numbered by hand. Each of them is refused with an explanation."""
+    """Add --node-rank, --master-addr and --master-port of torchrun, which `_refuse` refuses with an explanation."""
     for name in ("--node-rank", "--master-addr", "--master-port"):
         function = click.option(name, hidden=True, expose_value=False, allow_from_autoenv=False, callback=_refuse)(
             function
@@ -150,7 +150,7 @@ def _static_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def _full_name(name: str) -> str:
-    """Return the full name of an option: underscores may separate its words, and it may be cut, as with torchrun."""
+    """Return the full name of the option `name`, which may be abbreviated or have underscores, as with torchrun."""
     name = name.replace("_", "-")
     names = [option[2:] for parameter in run.params for option in parameter.opts if option.startswith("--" + name)]
     return names[0] if len(names) == 1 and len(name) > 1 else name
@@ -188,7 +188,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     "--rdzv-endpoint",
     metavar="PATH",
     default="",
-    help="Where the nodes meet: a path that all of them can reach, or HOST:PORT. [default: a temporary"
+    help="Where the nodes find each other: a path that all of them can reach, or HOST:PORT. [default: a temporary"
     " file, for one node]",
 )
 @click.option(
@@ -206,7 +206,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
 @click.option(
     "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this node. [default: its host name]"
 )
-@click.option("--standalone", is_flag=True, help="One node, whatever the other options and the environment say.")
+@click.option("--standalone", is_flag=True, help="Ignore --nnodes, --rdzv-endpoint and --rdzv-id: run on one node.")
 @number_option("--max-restarts", metavar="N", least=0, default=0, help="The number of failures that the job survives.")
 @click.option(
     "--monitor-interval",
@@ -239,7 +239,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     metavar="NAME,...",
     callback=_parsed_by(parse_signals),
     default="",
-    help="The signals that this node forwards to its workers and does not end by, such as USR1,USR2. [default: none]",
+    help="The signals that this node only forwards to its workers, such as USR1,USR2. [default: none]",
 )
 @click.option(
     "-r",
@@ -268,7 +268,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     "--console",
     metavar="RANK",
     least=0,
-    help="The rank whose worker has the console itself, so that its output is not copied line by line. [default: 0, if"
+    help="The rank whose worker writes to the console directly. Its output is not copied line by line. [default: 0, if"
     " it is the only worker]",
 )
 @click.option("--role", metavar="NAME", default="default", show_default=True, help="The role of this node's workers.")
@@ -302,8 +302,8 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
 
     When a worker fails, all workers stop, and start again up to --max-restarts times. They also start again when a node
     comes or goes. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or 0:3,1:1 for each local rank.
-    Names of options may have underscores and be cut, as with torchrun. An option that is not given is taken from the
-    environment: --nnodes from PET_NNODES, and so on.
+    As with torchrun, the names of options may be abbreviated, and may contain underscores. An option that is not given
+    is taken from the environment: --nnodes from PET_NNODES, and so on.
 
     Exits with 1 if the job failed, after it has named the worker that failed first. Ctrl-C and SIGTERM stop the workers
     of this node; the other nodes go on if they are enough.
@@ -320,7 +320,7 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
         raise click.UsageError("--rdzv-backend etcd and a store_type in --rdzv-conf name two kinds of store: give one")
     for name in options.forward_signals:
         if name in options.signals_to_handle:
-            raise click.UsageError(f"{name} is in --signals-to-handle as well: leave it out of one of them")
+            raise click.UsageError(f"{name} is in --forward-signals and in --signals-to-handle: give it once")
     with raise_on_termination(name for name in options.signals_to_handle if name != "SIGINT"):
         outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:
@@ -330,7 +330,7 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
 
 def _command(words: list[str], options: RunOptions) -> list[str]:
     if options.module and options.no_python:
-        raise click.UsageError("Python runs the module of -m: leave out --no-python")
+        raise click.UsageError("-m and --no-python exclude each other, because Python runs the module")
     if options.module:
         return [sys.executable, "-u", "-m", *words]
     if words[0].endswith(".py") and not options.no_python:
@@ -349,7 +349,7 @@ def _run(command: list[str], options: RunOptions) -> Outcome:
         with telling_if_slow(log, f"waiting for the store of the rendezvous, {params.endpoint or 'a temporary file'}"):
             backend, store = rendezvous.create_backend(params)
         log_dir = _log_dir(options.log_dir, params.run_id)
-        # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
+        # Without --rdzv-id two jobs on one path have the id `NO_ID` by accident, so no node joins a job that has begun.
         late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
         handler = rendezvous.DynamicRendezvousHandler(
             settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
@@ -399,7 +399,7 @@ def _parameters(options: RunOptions) -> rendezvous.RendezvousParameters:
 
 
 def _log_dir(given: str | None, run_id: str) -> str:
-    """Return a directory for the files of this node alone, because nodes may share the directory `given`."""
+    """Return a directory for this node's files. Its name is unique, because nodes may share the directory `given`."""
     if not given:
         return system.make_private_directory()
     own = f"{file_name(run_id)}_{system.random_bytes(4).hex()}"

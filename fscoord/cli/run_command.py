@@ -51,7 +51,7 @@ class Command(NamedTuple):
     leaves_rest: bool
 
     def run(self, environment: dict[str, str], check: Callable[[], object], **options: Any) -> Ending:
-        """Call `run_held`. The thread that checks the hold then logs without waiting for a reader of standard error."""
+        """Call `run_held`. With the `Console`, a slow reader of standard error can't block the checks of the hold."""
         with Console() as console, redirect_stderr(console.error_text()):
             return run_held(self.words, environment, check, grace=self.grace, leaves_rest=self.leaves_rest, **options)
 
@@ -71,7 +71,7 @@ class HoldOptions(NamedTuple):
 
 
 def command_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the argument COMMAND... and the options that say how it runs. `function` gets all of them as `command`."""
+    """Add the argument COMMAND... and the options for running it. `function` gets all of them as `command`."""
 
     @click.option("-c", "--command", "shell", metavar="TEXT", help="Run TEXT with the shell instead of COMMAND.")
     @click.option("-o", "--close", is_flag=True, help="Release when COMMAND exits, even if its children still run.")
@@ -89,7 +89,7 @@ def command_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def wait_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add flock's options that say how to wait, and how long a hold lasts. `function` gets all of them as `waits`."""
+    """Add flock's options for the wait, and --ttl. `function` gets all of them as `waits`."""
 
     @click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once.")
     @seconds_option("-w", "--wait", kind=time_limit, help="How long to wait. [default: --timeout]")
@@ -120,7 +120,7 @@ def wait_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def _words(rest: list[str], shell: str | None) -> list[str]:
-    """Return the command to run: the arguments, or a shell with a text. As with flock(1), ``-c TEXT`` may come last."""
+    """Return the command to run: `rest`, or a shell that runs `shell`. As with flock(1), ``-c TEXT`` may come last."""
     if shell is None and len(rest) == 2 and rest[0] in {"-c", "--command"}:
         shell = rest.pop()
         rest.clear()
@@ -140,7 +140,7 @@ def _words(rest: list[str], shell: str | None) -> list[str]:
 
 
 def environment(token: int | None) -> dict[str, str]:
-    """Return the environment of a command: this process's environment, the store, and any fencing token of the hold."""
+    """Return this process's environment, with FSCOORD_STORE and, unless `token` is None, FSCOORD_TOKEN."""
     own = {"FSCOORD_STORE": absolute(store_url(click.get_current_context()))}
     if token is not None:
         own["FSCOORD_TOKEN"] = str(token)
@@ -148,7 +148,7 @@ def environment(token: int | None) -> dict[str, str]:
 
 
 def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, command: Command) -> Ending | None:
-    """Acquire `hold` on `store`, run the command, and release it; return None if `hold` was not acquired in time."""
+    """Acquire `hold`, run the command, and release `hold`. Return None if it was not acquired in time."""
     limit = to_seconds(store.timeout) if waits.limit is None else waits.limit
     with raise_on_termination():
         start = system.time.monotonic()
@@ -163,7 +163,7 @@ def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, comm
             log.info("has %s %r after %.3f s, with token %d", what, hold.name, waited, hold.token)
             ending = command.run(environment(hold.token), hold.check, patience=waits.ttl)
         except BaseException:
-            with suppress(RuntimeError):  # it was not acquired yet, or is already lost
+            with suppress(RuntimeError):  # `hold` was not acquired yet, or is already lost
                 hold.release()
             raise
         hold.release()
@@ -171,7 +171,7 @@ def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, comm
 
 
 def holders_text(store: Store, hold: Exclusive) -> str:
-    """Return the clause that names the first holders of `hold`, for which this process waits, with their states."""
+    """Return a clause that names the first holders of `hold` with their states, and counts the other waiters."""
     holders, waiting = hold.holders(), len(hold.waiters()) - 1
     members = {member.number: member for member in store.members()}
     stopped = store._stopped_sessions([holder.session for holder in holders])
@@ -189,7 +189,7 @@ def _with_state(holder: Contender, member: Member | None, stopped: Collection[in
 
 
 def _report_conflict(store: Store, hold: Exclusive, what: str, limit: float, *, is_error: bool) -> None:
-    """Report the holders, as an error or, with -n or -w, in the log that -v shows."""
+    """Report the holders of `hold`: raise an error if `is_error`, otherwise log them."""
     holders = [holder.owner for holder in hold.holders()]
     text = not_acquired(what, hold.name, limit, holders, len(hold.waiters()))
     if is_error:

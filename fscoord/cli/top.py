@@ -33,20 +33,20 @@ ELASTIC: Final = ("LABEL", "STATE", "HOLDS", "WAITS FOR")
 """The columns that are cut short if the terminal is too narrow."""
 
 KEY_POLL_S: Final = 0.1
-"""How long the verb sleeps at most before it looks for a key, in seconds."""
+"""The longest sleep between two checks for a pressed key, in seconds."""
 
 FINDINGS_SHOWN: Final = 5
 KINDS_SHOWN: Final = 6
 
 
 class Frame(NamedTuple):
-    """The result of one look.
+    """The state of a store, from one read.
 
     Attributes:
         time: the time of day, in seconds since the epoch.
         picture: the participants and their waits.
-        findings: the faults.
-        speed: the rates since the last look; None for a store that does not report them.
+        findings: the faults in the picture, such as a deadlock.
+        speed: the rates since the frame before; None for a store that does not report them.
     """
 
     time: float
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 class Keys:
-    """The effect of the keys that were pressed. `order` is one of `ORDERS`."""
+    """The settings that keys change: the order of the rows (one of `ORDERS`), the pause, and the end."""
 
     def __init__(self) -> None:
         self.order = ORDERS[0]
@@ -97,8 +97,8 @@ def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow:
         p or space  pause, and go on
         q           quit
 
-    If standard output is not a terminal, or one that cannot move its cursor (TERM=dumb), it prints a line for each
-    interval, and a line for each finding. Changes nothing.
+    If standard output is not a terminal, or is a terminal that cannot move its cursor (TERM=dumb), the verb prints a
+    line for each interval, and a line for each finding. Changes nothing.
 
     \b
     Examples:
@@ -125,7 +125,7 @@ def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow:
 
 
 def _looks(observer: Observer, slow: float) -> Iterator[Frame]:
-    """Yield a frame for each look at the store. The look is made when the caller requests the frame."""
+    """Yield frames for ever. The store is read when the caller requests a frame."""
     rates = Rates()
     while True:
         picture, activity = observer.look()
@@ -167,7 +167,7 @@ def _rate(number: float) -> str:
 
 
 def ordered(frame: Frame, order: str) -> list[SessionStatus]:
-    """Return the participants of `frame` that are of interest, sorted by one of `ORDERS`."""
+    """Return the participants of `frame` that `chosen` selects, sorted by `order`, one of `ORDERS`."""
     speeds = {} if frame.speed is None else frame.speed.by_session
     found = chosen(frame.picture)
     if order == "wait":
@@ -204,10 +204,10 @@ def _show_live(looks: Iterator[Frame], keys: Keys, interval: float, count: int |
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits for a key, at most the given seconds, and returns the key or an empty text.
+    """Yield a function that waits up to a number of seconds for a key. It returns the key, or an empty text.
 
-    Meanwhile the terminal passes each key on at once and does not show it. Ctrl-C still interrupts. Without a terminal
-    on standard input there are no keys.
+    Inside the ``with``, the terminal passes on each key at once and does not show it. Ctrl-C still interrupts. If
+    standard input is not a terminal, there are no keys.
     """
     poll = system.select.poll()
 
@@ -217,7 +217,7 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
         return ""
 
     if sys.stdin is None or not sys.stdin.isatty():
-        yield pressed  # of no descriptor: it only sleeps
+        yield pressed  # polls no descriptor, so it only sleeps
         return
     import termios
     import tty

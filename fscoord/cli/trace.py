@@ -64,9 +64,9 @@ def report(directory: str, as_json: bool) -> None:
     """Print the ranks that came last, and the longest waits.
 
     The tables have the ranks that came last to barriers, the waits by name, and the events that ended the longest
-    waits. Times are in seconds. The time that others wait for a rank is in rank-seconds. The clocks of hosts are
-    compared by the barriers at which the hosts met. If the comparison does not show which rank came last, the table
-    says "uncertain".
+    waits. Times are in seconds. The time that others wait for a rank is in rank-seconds. The clocks of two
+    hosts are compared by the barriers that both have passed. If the comparison does not show which rank came last, the
+    table says "uncertain".
 
     \b
     Examples:
@@ -128,7 +128,7 @@ def _read(directory: str) -> Trace:
     """Return the trace in `directory`, and print which files in it can't be read.
 
     Raises:
-        OSError: the directory can't be read. The error says which directory is meant.
+        OSError: the directory can't be read. The error names the environment variable that should hold its path.
     """
     from fscoord.trace.reading import read
 
@@ -143,7 +143,7 @@ def _read(directory: str) -> Trace:
 
 
 def _write_whole(path: str, text: str) -> None:
-    """Write `text` to the file `path`, which appears or changes as a whole, or not at all.
+    """Write `text` to the file `path` atomically. A device is written to directly.
 
     Raises:
         OSError: the file can't be written. The error names `path`.

@@ -49,7 +49,7 @@ keys_argument = click.argument(
 @as_json
 @with_store_to_get
 def get(store: Store, key: bytes, fenced: bool, default: bytes | None, as_json: bool) -> None:
-    """Print the value of KEY. Wait until another process sets it, if it has none.
+    """Print the value of KEY. If KEY has no value, wait until another process sets one.
 
     The value is printed byte for byte. On a terminal a newline is added if the value does not end in one.
 
@@ -107,8 +107,8 @@ def create(store: Store, key: bytes, value: bytes) -> int:
 
     If VALUE is "-", it is read from standard input.
 
-    Exits with 0 if this call has set the value, and with 1 if there was one. A TCPStore has no such operation (exit
-    code 69); use cas there.
+    Exits with 0 if this call has set the value, and with 1 if KEY had one already. A TCPStore has no such operation
+    (exit code 69); use cas there.
 
     \b
     Examples:
@@ -161,7 +161,7 @@ def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool
         raise click.UsageError("EXPECTED and DESIRED are equal, so nothing could change")
     value = store.compare_set(key, old, new)
     won = value == new
-    missing = not won and value == old  # compare_set would have replaced it: it stands for "there is no such key"
+    missing = not won and value == old  # not replaced, although equal: compare_set returns it for a missing KEY
     if as_json:
         write_json({"key": key, "won": won, "value": None if missing else value})
     elif not missing:
@@ -189,15 +189,13 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 @click.command()
 @keys_argument
 @click.option("--expected", metavar="VALUE", type=raw, help="Remove a KEY only if this is its value.")
-@click.option(
-    "--print", "prints", is_flag=True, help="Print the value that is removed. Only with one KEY that has one."
-)
+@click.option("--print", "prints", is_flag=True, help="Print the value that is removed. Takes a single KEY.")
 @with_store
 def delete(store: Store, names: tuple[bytes, ...], expected: bytes | None, prints: bool) -> int:
     """Remove each KEY with its value and its queue.
 
-    Exits with 1 if one of the keys did not exist, or was not removed. Each removal is one step with the look at its
-    value. A TCPStore has neither --expected nor --print (exit code 69).
+    Exits with 1 if one of the keys did not exist, or was not removed. No other write can come between the comparison
+    and the removal. A TCPStore has neither --expected nor --print (exit code 69).
 
     \b
     Examples:
@@ -265,7 +263,7 @@ SHOWN = 120
 """How many bytes of a value are shown on a line of text."""
 
 READ_S = 5.0
-"""The time limit for reading all values once."""
+"""The time limit in seconds for one read of all values."""
 
 Values = dict[bytes, bytes]
 
@@ -282,8 +280,8 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
 
     Each change is printed as it happens, as a line: "set KEY VALUE", where a long value is cut short, or "delete KEY".
     A file store is read when it has changed, and any other store a few times in a second. If a key changes several
-    times between two reads, only the last change is printed. Queues are not shown. Each read reads all of these values,
-    so use this for small values.
+    times between two reads, only the last change is printed. Queues are not shown. Each read fetches all of these
+    values, so use this for small values.
 
     With --timeout it ends after that time, with exit code 0, or with 75 if there were fewer changes than --count. On a
     terminal it first says what it waits for.
@@ -309,7 +307,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
         flush()  # before the next look, which may be the last before a Ctrl-C
     if count is not None:
         raise StoreTimeoutError(
-            f"{count - left} of {wanted} of keys that begin with {key_text(prefix)!r} came within {limit:g} s",
+            f"only {count - left} of {wanted} came within {limit:g} s, of keys that begin with {key_text(prefix)!r}",
             keys=[key_text(prefix)],
             waited=limit or 0.0,
         )
@@ -346,8 +344,8 @@ def _read_all(store: Store, prefix: bytes) -> Values:
                 return dict(zip(names, store.multi_get(names, timeout=0), strict=True))
         if not backoff.pause():
             raise StoreTimeoutError(
-                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} reads of them within"
-                f" {backoff.waited():.3g} s; watch a longer prefix",
+                f"the keys that begin with {key_text(prefix)!r} could not be read within {backoff.waited():.3g} s: keys"
+                f" were deleted during each of {backoff.tries} tries; watch a longer prefix",
                 keys=[key_text(prefix)],
                 waited=backoff.waited(),
             )

@@ -1,1 +1,1 @@
-"""Test, also between hosts, whether the file system of a directory fulfils the needs of a store."""
+"""Tests whether the file system of a directory is fit for a store, on one host or between several."""

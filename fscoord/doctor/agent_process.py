@@ -1,12 +1,13 @@
-"""The program of an agent process of an examination: performs the operations that arrive on standard input.
+"""The main program of an agent, a process of `fscoord doctor`. It performs the operations requested on standard input.
 
-Every call that may hang in the kernel is made in this process, so that it blocks no other process. A question is a line
-of JSON, ``{"n": 7, "act": "lock", "with": {...}}``, and so is its answer, ``{"n": 7, "result": ...}`` or ``{"n": 7,
-"error": {...}}``. The number relates an answer to its question, because a caller that was interrupted may have asked
-another question. The first line has the number 0 and means that the process has started. When standard input ends, the
-agent closes all files and leaves the mailbox. So no file remains, however the caller's process has ended. The process
-ignores Ctrl-C and the termination signals, which ``scancel`` of Slurm sends to all processes of a job: the end of the
-caller's process ends it.
+Every call that may hang in the kernel is made in an agent, so that it blocks no other process. A request is a line of
+JSON, ``{"n": 7, "act": "lock", "with": {...}}``. The response is a line such as ``{"n": 7, "result": ...}`` or ``{"n":
+7, "error": {...}}``. The number relates a response to its request, because an interrupted caller may send a request
+before it reads the last response. The first line has the number 0 and means that the agent has started.
+
+When standard input ends, the agent closes all files and leaves the mailbox. So no file remains, however the caller's
+process has ended. Nothing else ends the agent: it ignores Ctrl-C and the termination signals, which ``scancel`` of
+Slurm sends to all processes of a job.
 """
 
 from __future__ import annotations
@@ -31,18 +32,17 @@ from fscoord.stores.file import FileStore
 LINES_MAX: Final = 500
 SUMS_MAX: Final = 2000
 TURNS: Final = 4
-"""How many times an agent must find a record of the other agent after its own. With fewer, the two did not overlap."""
+"""How often an agent must find a record of the other agent after its own, to prove that both wrote at the same time."""
 MAILBOX_ACTS: Final = frozenset(("publish", "fetch", "wait", "put_aside"))
 MEET_S: Final = 5.0
 NAP_S: Final = 0.0005
 
 
 class Agent:
-    """The operations that a caller can request: on the files in `directory`, and to enter and leave the mailbox.
+    """Performs the operations that a caller can request, each with arguments and a result in JSON.
 
-    The mailbox itself has the operations `MAILBOX_ACTS`.
-
-    The arguments and the result of each operation are JSON. The name of a file is one word.
+    They work on files in `directory`, or enter and leave the mailbox. The operations `MAILBOX_ACTS` are methods of
+    `Mailbox`. The argument `name` is a file name without a directory; `kind` is a kind of lock.
     """
 
     mailbox: Mailbox
@@ -62,7 +62,7 @@ class Agent:
             system.os.umask(GROUP_UMASK)
 
     def facts(self, path: str) -> dict[str, Any]:
-        """Return the properties of `path` and of this host that can be read without a test."""
+        """Return the properties of the directory `path`, its mount and this host. Nothing is tested."""
         real = system.os.path.realpath(path)
         found = system.os.stat(real)
         if not system.stat.S_ISDIR(found.st_mode):
@@ -86,15 +86,15 @@ class Agent:
         }
 
     def lock(self, name: str, kind: str, shared: bool = False) -> bool:
-        """Take the lock of the file if it is free; return whether it was taken."""
+        """Try to lock the file `name`, without waiting. Return whether that succeeded."""
         return self.file(name).take(kind, shared=shared)
 
     def unlock(self, name: str, kind: str, shared: bool = False) -> None:
-        """Release the lock of the file."""
+        """Unlock the file `name`."""
         self.file(name).lock(kind, shared=shared).unlock()
 
     def block(self, name: str, kind: str) -> float:
-        """Wait for the lock, in the kernel if the kind allows it; return the seconds until the lock was acquired."""
+        """Lock the file `name`, waiting in the kernel if `kind` allows it. Return how many seconds the wait took."""
         file = self.file(name)
         start = system.time.monotonic()
         if kind == "soft":
@@ -104,7 +104,7 @@ class Agent:
         return system.time.monotonic() - start
 
     def time_lock(self, name: str, kind: str, seconds: float) -> float:
-        """Return the median time to acquire and release a free lock, in seconds."""
+        """Measure for `seconds`. Return the median time in seconds to acquire and release the free lock."""
         lock = self.file(name).lock(kind)
 
         def take_and_release() -> None:
@@ -114,19 +114,22 @@ class Agent:
         return _median(take_and_release, seconds)
 
     def tally(self, name: str, kind: str) -> dict[str, Any]:
-        """Return the summary of the whole file, read under the lock."""
+        """Read the whole file under the lock, and return its `probe_file.Summary` as a dictionary."""
         file = self.file(name)
         with file.locked(kind):
             return probe_file.summarize(content(file.path))._asdict()
 
     def append(self, name: str, kind: str, number: int, writer: str) -> None:
-        """Append one record under the lock."""
+        """Append a record with `number` and `writer` under the lock."""
         file = self.file(name)
         with file.locked(kind):
             file.append(kind, probe_file.encode(number, writer))
 
     def look(self, name: str, kind: str, how: str) -> list[int]:
-        """Return the numbers of the new records, 0 for a damaged one; ``[-1]`` if the mount refuses such reads."""
+        """Return the numbers of the records since the last read, 0 for a damaged record.
+
+        `how` is the kind of read, see `ProbeFile.read`. The result is ``[-1]`` if the mount refuses direct reads.
+        """
         try:
             return [0 if line is None else line.number for line in self.file(name).read(how, kind)]
         except OSError as error:
@@ -135,7 +138,7 @@ class Agent:
             return [-1]
 
     def watch(self, name: str) -> bool:
-        """Start to watch the file for events; return whether that is possible."""
+        """Start to watch the file for changes. Return whether the kernel can report them."""
         self.file(name)
         try:
             self._watch = watch_file(self.path(name), LOG_CHANGED, lambda: None)
@@ -144,7 +147,7 @@ class Agent:
         return bool(self._watch.is_pollable)
 
     def watched(self, seconds: float) -> bool:
-        """Return whether an event has come, or comes within `seconds`."""
+        """Return whether the kernel reports a change within `seconds`, and end the watch."""
         try:
             return bool(self._watch.wait(seconds))
         finally:
@@ -152,7 +155,7 @@ class Agent:
             self._watch = None
 
     def claim(self, stem: str, how: str, count: int) -> list[int]:
-        """Try to create each of the names ``STEM.0`` to ``STEM.COUNT-1``; return the numbers created by this agent."""
+        """Try to create the names ``STEM.0`` to ``STEM.COUNT-1``. Return the numbers that this agent created."""
         won = []
         source = self.path(f".{stem}.{system.random_bytes(4).hex()}")
         system.close_quietly(new_file(source, self.mode))
@@ -172,14 +175,14 @@ class Agent:
         return won
 
     def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
-        """Append records under the lock for `seconds`. The number of each is one more than the last in the file.
+        """Append records under the lock for `seconds`, as a store does: read to the end, then append the next number.
 
-        A store appends in the same way. The time begins when the file has a record of another writer, or after 5 s. It
-        is extended by up to 5 s until the two writers have taken turns a few times.
+        The time begins when the file has a record of another writer, or after 5 s. It is extended by up to 5 s until
+        the two writers have alternated a few times.
 
         Returns:
-            ``written``, the number of records; ``met``, whether there was another writer; ``garbled``, how many records
-            were damaged when they were read under the lock.
+            ``written``, the number of records that this agent appended; ``met``, whether there was another writer;
+            ``garbled``, how many records were damaged when this agent read them under the lock.
         """
         file = self.file(name)
         last, garbled, written = 0, 0, 0
@@ -204,7 +207,7 @@ class Agent:
                     foreign = foreign or line.writer != writer
                 turns += foreign
                 if not written % 3:
-                    system.time.sleep(2 * NAP_S)  # gives a second holder of the lock, or a stale read, time to show
+                    system.time.sleep(2 * NAP_S)  # time in which a second holder of the lock can do harm
                 if not written or others or now > met:  # the first record announces this agent
                     file.append(kind, probe_file.encode(last + 1, writer))
                     written += 1
@@ -212,20 +215,20 @@ class Agent:
         return {"written": written, "met": bool(others), "garbled": garbled}
 
     def answer(self, name: str, kind: str, how: str, turn: int, rounds: int, seconds: float) -> dict[str, Any]:
-        """Take turns with another agent: append a record as soon as the other's record is read.
+        """Alternate with another agent: append a record after each record of the other agent.
 
         Args:
             name: the file.
             kind: the kind of the lock under which records are appended.
             how: the kind of read, see `ProbeFile.read`.
-            turn: 0 for the agent that begins, 1 for the agent that answers.
+            turn: 0 for the agent that appends first, 1 for the other agent.
             rounds: the number of records that each agent appends.
-            seconds: the time limit.
+            seconds: the time limit in seconds.
 
         Returns:
-            ``waits``, the seconds from each record of this agent to the other's answer; ``garbled``, how many reads
-            returned bytes that no agent wrote; ``done``, whether all rounds were finished; ``possible``, whether the
-            mount has this kind of read.
+            ``waits``, the seconds from each record of this agent until the other agent's next record was read;
+            ``garbled``, how many damaged records were read; ``done``, whether all rounds were finished; ``possible``,
+            whether the mount allows this kind of read.
         """
         seen, garbled = 0, 0
         waits: list[float] = []
@@ -249,11 +252,11 @@ class Agent:
                 system.time.sleep(NAP_S)
 
     def count(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Add 1 to one number of a real store for `seconds`.
+        """Open a `FileStore`, and add 1 to one of its keys again and again for `seconds`.
 
         Returns:
-            ``sums``, the result of every add; ``operations``, how many adds per second; ``error``, the text of the
-            error that ended it early.
+            ``sums``, the result of every add; ``operations``, the adds per second; ``error``, the text of the error
+            that ended the operation early, or an empty text.
         """
         sums: list[int] = []
         took = 0.0
@@ -276,7 +279,7 @@ class Agent:
         return {"sums": sums, "operations": len(sums) / took, "error": ""}
 
     def speed(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, float]:
-        """Return the median seconds of a set, a get and an add of a real store that no other process uses."""
+        """Return the median times in seconds of set, get and add of a `FileStore` that no other process uses."""
         with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
             return {
                 "set": _median(lambda: store.set("k", b"v" * 32), seconds / 3),
@@ -291,21 +294,21 @@ class Agent:
         self.files.clear()
 
     def file(self, name: str) -> ProbeFile:
-        """Return the file of this name, open."""
+        """Return the open file `name`. Open it at the first use."""
         if name not in self.files:
             path = self.path(name)
             self.files[name] = ProbeFile(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)
         return self.files[name]
 
     def path(self, name: str) -> str:
-        """Return the path of the file of this name."""
-        # Questions from other hosts arrive as files, and must not name a file outside of the mailbox directory.
+        """Return the path of the file `name`."""
+        # Requests from other hosts arrive as files, and must not name a file outside of the mailbox directory.
         if not name or "/" in name or not self.directory:
             raise ValueError(f"{name!r} names no file of the examination")
         return system.os.path.join(self.directory, name)
 
     def enter(self, directory: str, name: str, facts: dict[str, Any]) -> bool:
-        """Publish `facts` in `directory`; return whether this instance is the first, and so the coordinator."""
+        """Enter the mailbox `directory`, and publish `facts` there. Return whether this instance is the coordinator."""
         self.mailbox = Mailbox(directory, name, self._pause)
         return self.mailbox.enter(facts)
 
@@ -336,9 +339,9 @@ def _median(call: Callable[[], object], seconds: float) -> float:
 
 
 def pause_until_end(seconds: float, fd: int = 0) -> bool:
-    """Sleep for `seconds`, or until the pipe `fd` has no writer any more; return whether it has none.
+    """Sleep for `seconds`, or until all writers of the pipe `fd` have closed it. Return whether they have.
 
-    Otherwise Ctrl-C would take effect only at the end of a wait for other instances, which may take long.
+    A plain sleep would go on after the caller's process has ended, for example by Ctrl-C.
     """
     poll = system.select.poll()
     poll.register(fd, 0)  # the end of a pipe is reported in any case
@@ -346,7 +349,7 @@ def pause_until_end(seconds: float, fd: int = 0) -> bool:
 
 
 def main(questions: Iterable[bytes], answers: int, pause: Callable[[float], bool | None] = system.time.sleep) -> None:
-    """Perform the operations in `questions` until they end; write the answers to the descriptor `answers`."""
+    """Perform each operation in `questions`, and write its response to the descriptor `answers`."""
     agent = Agent(pause)
 
     def tell(answer: dict[str, Any]) -> None:
@@ -356,7 +359,7 @@ def main(questions: Iterable[bytes], answers: int, pause: Callable[[float], bool
         tell({"n": 0, "result": None})
         for line in questions:
             tell(_answer(agent, json.loads(line)))
-    except BrokenPipeError:  # the asking process has ended
+    except BrokenPipeError:  # the caller's process has ended
         pass
     finally:
         agent.leave()

@@ -1,7 +1,4 @@
-"""`LocalAgent`: a process of this host that performs operations.
-
-It is abandoned if the kernel blocks it for too long.
-"""
+"""`LocalAgent` performs operations in a process of this host, and abandons the process if it hangs in the kernel."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from fscoord._runtime.signals import defer_signals
 from fscoord.errors import FscoordError
 
 START_S: Final = 30.0
-"""How long a process may take to start, in seconds. The time limit of the first operation begins after that."""
+"""How many seconds a process may take to start. The time limit of its first operation begins after the start."""
 END_S: Final = 2.0
 PIECE: Final = 1 << 16
 
 
 class FailedError(FscoordError):
-    """An operation failed: `errno` and the text of the error."""
+    """An operation of an agent failed. `kind` is the name of the exception class; `errno` is None if there was none."""
 
     def __init__(self, message: str, *, errno: int | None = None, kind: str = "") -> None:
         super().__init__(message)
@@ -38,11 +35,11 @@ class LostError(FscoordError):
 
 
 class SilentError(FscoordError):
-    """The examined directory does not answer, so that nothing more can be tried there."""
+    """The examined directory does not answer, so the examination ends."""
 
 
 class AgentProtocol(Protocol):
-    """Performs operations on request: a process of this host, or an instance on another host."""
+    """Performs operations on request, in a process of this host or of another host."""
 
     label: str
 
@@ -59,7 +56,7 @@ class AgentProtocol(Protocol):
         """
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        """Start `act` and return its result, see `finish`."""
+        """Start the operation `act`, wait for its result, and return it. Raises as `finish` does."""
         self.begin(act, limit, **arguments)
         return self.finish()
 
@@ -68,7 +65,7 @@ class AgentProtocol(Protocol):
 
 
 class LocalAgent(AgentProtocol):
-    """A process that runs `fscoord.doctor.agent_process`. The first operation starts it, also after `kill`."""
+    """Performs operations in a child, `fscoord.doctor.agent_process`. An operation starts the child if none runs."""
 
     def __init__(self, label: str, directory: str = "") -> None:
         self.label = label
@@ -112,10 +109,10 @@ class LocalAgent(AgentProtocol):
         except subprocess.TimeoutExpired:
             pass  # the process is blocked in the kernel; it ends when its call returns
         _close(process)
-        self._process = None  # at last: if this call is interrupted, the next one kills the process
+        self._process = None  # last, so that a further call can kill the process if this call is interrupted
 
     def dismiss(self, seconds: float) -> bool:
-        """Make the process clean up and end; return whether it has ended within `seconds`."""
+        """Make the process clean up and end. Return whether it has ended within `seconds`."""
         process = self._process
         if process is None:
             return True
@@ -129,9 +126,9 @@ class LocalAgent(AgentProtocol):
         return True
 
     def _start(self) -> None:
-        # The import path of this process finds the same fscoord, and nothing is imported from the examined directory.
-        # A session of its own protects the agent from the terminal's Ctrl-C. It has its own pipe for standard error,
-        # because a reader of this process's standard error would wait for an agent that is blocked in the kernel.
+        # With this process's import path the agent finds the same fscoord, and imports nothing from the examined
+        # directory. A session of its own protects the agent from the terminal's Ctrl-C. Its standard error is a pipe:
+        # an agent that hangs in the kernel must not keep this process's standard error open.
         self._rest = self._said = b""
         self._has_started = False
         with defer_signals():  # otherwise an interruption could leave a process that no attribute names
@@ -156,7 +153,7 @@ class LocalAgent(AgentProtocol):
             assert self._process is not None
             assert self._process.stdin is not None
             self._process.stdin.write(question)  # an agent that still performs the previous operation reads it later
-        except BrokenPipeError:  # the agent has ended: `finish` raises that, with the last line of its standard error
+        except BrokenPipeError:  # the agent has ended: `finish` raises `LostError`
             pass
 
     def _line(self) -> bytes:
@@ -171,7 +168,7 @@ class LocalAgent(AgentProtocol):
             ready = dict(poll.poll(left * 1000)) if left > 0 else {}
             if not ready:
                 raise self._late()
-            if words in ready and (said := system.os.read(words, PIECE)):  # unread, a full pipe would stop it
+            if words in ready and (said := system.os.read(words, PIECE)):  # the agent would stop at a full pipe
                 self._said = (self._said + said)[-PIECE:]
                 continue
             data = system.os.read(answers, PIECE)
@@ -195,9 +192,9 @@ class LocalAgent(AgentProtocol):
 
 
 class MailboxAgent(LocalAgent):
-    """The agent that uses the mailbox. If this agent is stuck, the examination ends, but the process is not killed.
+    """The agent that uses the mailbox. If its process hangs, the examination ends, but the process is not killed.
 
-    If its call returns later, the agent finds that standard input has ended, and leaves the mailbox.
+    When the hanging call returns, the process reads the end of standard input, and leaves the mailbox.
     """
 
     def __init__(self, label: str) -> None:

@@ -1,7 +1,7 @@
-"""`Coordinator`: finds the other instances of `fscoord doctor`. The first to come drives the agents of the others.
+"""`Coordinator` finds the other instances of `fscoord doctor`.
 
-The first instance in the mailbox is the coordinator: it examines and makes the report. One instance on another host is
-its partner. The partner's agent performs operations for the coordinator.
+The first instance in the mailbox becomes the coordinator: it examines and makes the report. It chooses one instance on
+another host as its partner. The partner's agent performs operations for the coordinator.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fscoord.errors import FscoordError
 
 ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
-"""The time that a question to another host may take in addition to the operation itself, in seconds."""
+"""How many seconds a request to another host may take in addition to the operation itself."""
 STALE_S: Final = 90.0
-"""After how many seconds without a sign of life the coordinator counts as dead. It gives one every second while it
-waits, and one between operations. No operation takes as long."""
+"""A coordinator that has sent no heartbeat for this many seconds counts as dead. It sends one every second while it
+waits, and one between operations. No operation takes 90 s."""
 SLICE_S: Final = 10.0
-"""The longest wait in one question to the mailbox agent, so that a mailbox that does not answer is noticed soon."""
+"""The longest wait in one request to the mailbox agent, in seconds. A hanging mailbox is noticed after such a wait."""
 LATE_JOIN_S: Final = 2.0
 SHUTDOWN_S: Final = 5.0
 BROKEN_OFF: Final = "the examination was broken off by the instance that coordinated"
@@ -32,7 +32,7 @@ ACTS: Final = frozenset(
 
 
 class BrokenOffError(LostError):
-    """The mailbox was removed, or its coordinator has given no sign of life."""
+    """The mailbox was removed, or its coordinator sent no heartbeat."""
 
 
 class LateError(FscoordError):
@@ -40,11 +40,11 @@ class LateError(FscoordError):
 
 
 class Coordinator:
-    """Takes part in an examination by several instances. They share the mailbox `directory`.
+    """Takes part in an examination by several instances, as coordinator or not. They share the mailbox `directory`.
 
     Attributes:
         is_coordinator: whether this instance is the coordinator.
-        members: the facts of each instance by its name in this examination; only the coordinator has them.
+        members: the facts about each instance by its name; empty unless this instance is the coordinator.
         partner: the name of the instance on another host whose agent the coordinator uses; None if there is none.
     """
 
@@ -68,7 +68,7 @@ class Coordinator:
 
         Raises:
             LateError: the other instances have begun without this instance.
-            BrokenOffError: the mailbox was removed, or its coordinator has given no sign of life.
+            BrokenOffError: the mailbox was removed, or its coordinator sent no heartbeat.
         """
         self.is_coordinator = self._mailbox_agent.ask(
             "enter", ACT_S, directory=self.directory, name=self.name, facts=self._facts
@@ -114,7 +114,7 @@ class Coordinator:
             names = self._wait(["roll", "beat."], known, STALE_S, idle=True)
             if not set(names).difference(known):
                 self._mailbox_agent.ask("put_aside", ACT_S)  # the coordinator died without leaving
-                raise BrokenOffError("the mailbox was left by an instance that died")
+                raise BrokenOffError("an instance that died has left the mailbox behind")
             known = names
         roll = self._ask("fetch", name="roll")
         self.partner = roll["partner"]
@@ -122,10 +122,10 @@ class Coordinator:
             raise LateError("an examination without this instance is under way")
 
     def serve(self, agent: LocalAgent) -> dict[str, Any]:
-        """Lend `agent` to the coordinator until it has finished; return its report.
+        """Perform the coordinator's requests with `agent` until the examination ends. Return the report.
 
         Raises:
-            BrokenOffError: the mailbox was removed, or the coordinator has given no sign of life.
+            BrokenOffError: the mailbox was removed, or the coordinator sent no heartbeat.
         """
         known: list[str] = []
         idle = self.partner != self.name
@@ -133,7 +133,7 @@ class Coordinator:
             names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S, idle=idle)
             fresh = sorted(set(names).difference(known))
             if not fresh:
-                raise BrokenOffError("the instance that coordinated shows no sign of life")
+                raise BrokenOffError("the instance that coordinated sends no heartbeat any more")
             known = names
             for name in fresh:
                 if name == "over":
@@ -143,7 +143,7 @@ class Coordinator:
                     self._ask("publish", name=name.replace("ask.", "told."), message=answer)
 
     def _ask(self, act: str, **arguments: Any) -> Any:
-        """Execute `act` in the mailbox. Raise `BrokenOffError` if the coordinator has removed the mailbox."""
+        """Call the operation `act` of the mailbox. Raise `BrokenOffError` if the coordinator removed the mailbox."""
         try:
             return self._mailbox_agent.ask(act, ACT_S, **arguments)
         except FailedError as error:
@@ -152,7 +152,7 @@ class Coordinator:
             raise
 
     def end(self, report: dict[str, Any]) -> None:
-        """Publish the report, and wait a few seconds for the other instances to leave."""
+        """Publish the report. Wait up to `SHUTDOWN_S` seconds until the other instances have left the mailbox."""
         self._mailbox_agent.ask("publish", ACT_S, name="over", message=report)
         others = {f"left.{name}" for name in self.members if name != self.name}
         deadline = system.time.monotonic() + SHUTDOWN_S
@@ -161,7 +161,7 @@ class Coordinator:
             names = self._wait(["left."], names, deadline - system.time.monotonic())
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat to the other instances."""
         self._wait([], [], 0.0)
 
     def _wait(self, prefixes: list[str], known: list[str], seconds: float, *, idle: bool = False) -> list[str]:
@@ -178,11 +178,11 @@ class Coordinator:
                 return names
 
     def exchange(self, name: str, number: int, question: dict[str, Any]) -> None:
-        """Send a question to the instance `name`."""
+        """Send request `number` to the instance `name`."""
         self._mailbox_agent.ask("publish", ACT_S, name=f"ask.{name}.{number:06}", message=question)
 
     def reply(self, name: str, number: int, seconds: float) -> dict[str, Any] | None:
-        """Return the answer of the instance `name`; None if the instance left, or did not answer within `seconds`."""
+        """Return the response to request `number`; None if the instance `name` left, or none came within `seconds`."""
         told = f"told.{name}.{number:06}"
         deadline = system.time.monotonic() + seconds
         names: list[str] = []
@@ -195,7 +195,7 @@ class Coordinator:
 
 
 class RemoteAgent(AgentProtocol):
-    """The agent that the instance `name` lends; see `fscoord.doctor.agents.AgentProtocol`."""
+    """Performs operations by the agent of the instance `name`, through the mailbox."""
 
     def __init__(self, coordinator: Coordinator, name: str, label: str) -> None:
         self.label = label
@@ -231,10 +231,10 @@ class RemoteAgent(AgentProtocol):
 
 
 def is_elsewhere(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two instances run on two hosts, according to their facts.
+    """Return whether the instances with the facts `one` and `other` run on different hosts.
 
-    Containers of one host may have different names, but they share its mounts and caches, so they count as one host. In
-    a test two hosts may share one kernel, each with a network and a mount of its own.
+    Containers of one host count as one host, because they share its mounts and caches. Tests simulate two hosts on one
+    kernel; each has its own network and mount.
     """
     if one["client"] is not None:
         return bool(one["client"] != other["client"])
@@ -249,7 +249,7 @@ def _perform(agent: LocalAgent, question: dict[str, Any]) -> dict[str, Any]:
         agent.kill()
         return {"result": None}
     if act not in ACTS:
-        return {"error": {"type": "ValueError", "errno": None, "message": f"{act} is not an operation for others"}}
+        return {"error": {"type": "ValueError", "errno": None, "message": f"{act} is not one of the operations"}}
     try:
         return {"result": agent.ask(act, question["limit"], **question["with"])}
     except FailedError as error:

@@ -1,7 +1,4 @@
-"""`examine`: one instance's examination of a directory, from the mount's properties to the report.
-
-At the end, no file of the examination remains in the directory.
-"""
+"""`examine` tests a directory, from the mount's properties to the report. At the end it leaves no file there."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ from fscoord.errors import InsecurePathError, StoreUnavailableError, Unsupported
 FACTS_S: Final = 15.0
 LEAVE_S: Final = 15.0
 SILENT_S: Final = 2.0
-"""How long to wait for the mailbox agent's end after the directory has not answered."""
+"""How many seconds to wait for the end of the mailbox agent if the directory does not answer."""
 EXPECTED_WAIT_S: Final = 60.0
-"""How long to wait for instances if a launcher has started a known number, in seconds."""
+"""How many seconds to wait for the other instances if their number is known."""
 OPEN_WAIT_S: Final = 10.0
-"""How long to wait on a network mount for an unknown number of instances, in seconds."""
+"""How many seconds to wait on a network mount for an unknown number of instances."""
 EFFORT_S: Final = 1.0
 PAIR_S: Final = 5.0
-"""How long the probes of one pair of agents take on a local disk, for people."""
+"""How many seconds the probes of one pair of agents take on a local disk. This estimate is printed."""
 OTHERS_S: Final = 180.0
-"""How long to retry while an examination without this instance is under way."""
+"""How many seconds to retry while an examination without this instance is under way."""
 AGAIN_S: Final = 0.5
 FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence")
 """The facts about the file system that the report contains."""
@@ -42,9 +39,9 @@ ADVICE: Final = {
     system.errno.ENOSPC: "; free some space, because the doctor writes its test files there",
     system.errno.EDQUOT: "; free some of the quota, because the doctor writes its test files there",
 }
-"""The next step for the user if the directory can't be examined, by the number of the error."""
+"""What to do if the directory can't be examined, by errno."""
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
-"""The options with which a store can be tried on a mount that it refuses by default."""
+"""The options with which a `FileStore` opens on a mount that it refuses by default."""
 
 
 def examine(
@@ -58,7 +55,7 @@ def examine(
     client: str | None = None,
     effort: float = EFFORT_S,
 ) -> dict[str, Any]:
-    """Test whether the file system of the directory `path` fulfils the needs of a store; return the report.
+    """Test whether the file system of the directory `path` is fit for a store, and return the report.
 
     Instances that are started on several hosts at once find each other through the directory.
 
@@ -70,8 +67,7 @@ def examine(
             is unknown and hosts share the file system; otherwise 0.
         tell: called with texts about the progress.
         group: only instances with the same group find each other.
-        client: a name for the caches that this process uses, in tests that simulate several hosts on one host; else
-            None.
+        client: the name of a simulated host, in tests of several hosts on one host; otherwise None.
         effort: for how many seconds each figure is measured.
 
     Returns:
@@ -81,9 +77,9 @@ def examine(
         OSError: there is no such directory, or nothing can be written there.
         UnsupportedFilesystemError: this platform has no advisory locks.
         ValueError: there is no such kind of lock.
-        StoreUnavailableError: the examination could not be finished: the instance that coordinated is gone, or a
-            process of the examination has ended. (If the file system does not answer, no error is raised: the report
-            says so.)
+        StoreUnavailableError: the examination could not be finished, because the coordinating instance is gone, or a
+            process of the examination has ended. If the file system does not answer, no error is raised: the report
+            says so.
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
@@ -102,12 +98,12 @@ def examine(
         advice = "; start all instances again" if isinstance(error, BrokenOffError) else ""
         raise StoreUnavailableError(f"{path}: {error}{advice}", path=path) from None
     finally:
-        instance.close()  # the exception of a signal handler may have ended the first call at its very beginning
+        instance.close()  # a signal handler's exception may have ended the first call before it did anything
     return {**report, "seconds": system.time.monotonic() - start}
 
 
 class _Instance:
-    """The agents of one instance, and its part in the examination."""
+    """One instance of the examination, with its agents."""
 
     def __init__(self, path: str, lock: str, tell: Callable[[str], None], effort: float) -> None:
         self.path = path
@@ -122,7 +118,7 @@ class _Instance:
         self.other: str | None = None
 
     def close(self) -> None:
-        """End the agents. A further call ends those that an interrupted call has left."""
+        """End the agents. If a call is interrupted, a further call ends the remaining agents."""
         try:
             for agent in self.agents:
                 agent.kill()
@@ -209,9 +205,9 @@ class _Instance:
             self.checks.append(pair.check("presence", UNKNOWN, str(error)))
 
     def _unanswering(self, says: str) -> dict[str, Any]:
-        """Return the report on a directory that does not answer. The verdict no longer depends on earlier checks."""
+        """Return the report on a directory that does not answer. The verdict is "not safe", whatever worked before."""
         self.checks.append(Check("answer", PROCESSES, BAD, says))
-        advice = "look whether the server of the mount is alive and can be reached: mount, ping, dmesg"
+        advice = "check whether the server of the mount runs and can be reached, with mount, ping and dmesg"
         report = self._report(verdict=NOT_SAFE, reasons=[f"{self.path}: {says}"], recommendations=[advice])
         return {**report, "presided": True}
 

@@ -1,12 +1,14 @@
-"""`Mailbox`: the instances of an examination exchange messages in a directory below the examined one.
+"""`Mailbox`: a directory in which the instances of an examination exchange messages, below the examined directory.
 
-The mailbox belongs to one user or, if the examined directory belongs to a group, to the group, so that instances of its
-users find each other.
+The mailbox belongs to one user. If a group may write to the examined directory, the mailbox belongs to that group, so
+that instances of several users find each other.
 
-A message is a file. An instance learns of messages only by the names of files. Three rules make this reliable on NFS. A
-name is not opened before a listing has shown it, because the NFS client remembers for up to 30 s that a name was
-missing (nfs(5), "lookupcache"). The host that lists the directory changes it first, so that the NFS client requests the
-listing from the server. A message is complete before its name appears, and a name is used once.
+A message is a file. An instance lists the directory to find new messages. Three rules make this reliable on NFS:
+
+- An instance opens a name only after a listing has shown it. Else the NFS client could remember for up to 30 s that the
+  name was missing (nfs(5), "lookupcache").
+- An instance changes the directory before it lists it, so that the NFS client requests the listing from the server.
+- A message is complete before its name appears, and each name is used once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ BEAT_S: Final = 1.0
 READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
 GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
-"""The errors of a request if the mailbox does not exist any more."""
+"""The errors of a call on the mailbox if it does not exist any more."""
 OWN_MODE: Final = 0o600
 GROUP_MODE: Final = 0o660
 GROUP_UMASK: Final = 0o007
@@ -39,9 +41,9 @@ def new_file(path: str, mode: int = OWN_MODE) -> int:
 
 
 def group_of(found: Any) -> int | None:
-    """Return the group whose members may share a mailbox in the directory with the status `found`, or None.
+    """Return the group that may share a mailbox, or None. `found` is the stat(2) result of the examined directory.
 
-    A sticky directory has no such group, because there a user can't remove the files of another user.
+    The result is None for a sticky directory, because there a user can't remove the files of another user.
     """
     mode, group = found.st_mode, int(found.st_gid)
     is_shared = mode & system.stat.S_IWGRP and not mode & system.stat.S_ISVTX
@@ -49,14 +51,14 @@ def group_of(found: Any) -> int | None:
 
 
 def file_mode(directory: str) -> int:
-    """Return the mode of files in the mailbox `directory`."""
+    """Return the permissions for new files in the mailbox `directory`."""
     return GROUP_MODE if system.os.stat(directory).st_mode & system.stat.S_IWGRP else OWN_MODE
 
 
 class Mailbox:
-    """One instance's access to the mailbox `directory`, under its `name` there.
+    """Gives the instance `name` access to the mailbox `directory`.
 
-    Its waits sleep by `pause`, which returns whether the wait is no longer needed.
+    Waits call `pause` to sleep for a number of seconds. If `pause` returns True, the wait ends.
     """
 
     def __init__(self, directory: str, name: str, pause: Callable[[float], bool | None] = system.time.sleep) -> None:
@@ -74,7 +76,9 @@ class Mailbox:
         self._last_beat = -BEAT_S
 
     def enter(self, facts: dict[str, Any]) -> bool:
-        """Publish `facts` as ``here.NAME``; return whether this instance is the first, and so the coordinator.
+        """Create the mailbox if it is missing, and publish `facts` as ``here.NAME``.
+
+        Returns True if this instance is the first in the mailbox, and so the coordinator.
 
         Raises:
             OSError: the directory can't be created or used.
@@ -114,7 +118,7 @@ class Mailbox:
             pass
 
     def _make_shared(self, group: int) -> None:
-        """Create a mailbox whose files belong to `group` (the setgid bit), with its final mode from the beginning."""
+        """Create a mailbox whose files belong to `group` (the setgid bit). It never appears with other permissions."""
 
         def permit(fd: int) -> None:
             if system.os.fstat(fd).st_gid != group:
@@ -127,14 +131,14 @@ class Mailbox:
             pass
 
     def _open(self, group: int | None) -> None:
-        """Open the mailbox, and check the directory that was opened. Messages are removed from this directory later."""
+        """Open the mailbox directory, and check its type, group and permissions. `_remove` uses the same descriptor."""
         system.close_all(system.os.close, self._fds)
         wanted, others = (0, 0o022) if group is None else (0o070, 0o072)
         try:
             self._fd = safe_files.open_descriptor(self.directory, system.os.O_RDONLY, owned_fds=self._fds)
             found = system.os.fstat(self._fd)
             is_ours = system.stat.S_ISDIR(found.st_mode) and group in (None, found.st_gid)
-        except PermissionError:  # the directory of another user
+        except PermissionError:  # the directory belongs to another user
             is_ours = False
         if not is_ours or found.st_mode & others != wanted:
             users = "only this user" if group is None else f"exactly the group {group}"
@@ -158,18 +162,18 @@ class Mailbox:
             system.close_quietly(fd)
 
     def fetch(self, name: str) -> Any:
-        """Return the message that a listing showed under `name`."""
+        """Return the message `name`, which a listing must have shown."""
         deadline = system.time.monotonic() + READ_S
         while True:
             try:
                 return json.loads(content(self._path(name)))
-            except (ValueError, OSError):  # the cache may have the name before the content
+            except (ValueError, OSError):  # the NFS client may see the name before the content
                 if system.time.monotonic() > deadline:
                     raise
             system.time.sleep(NAP_S)
 
     def listing(self) -> list[str]:
-        """Return the names of the messages, sorted; none if the mailbox itself is gone."""
+        """Return the sorted names of the messages. The list is empty if the mailbox is gone."""
         try:
             self._touch()
             return sorted(name for name in system.os.listdir(self.directory) if not name.startswith("."))
@@ -179,9 +183,9 @@ class Mailbox:
             raise
 
     def _touch(self) -> None:
-        """Change the directory.
+        """Create and remove a file, so that the NFS client requests the next listing from the server.
 
-        Once a second the coordinator creates a new ``beat`` for this, which is its sign of life.
+        Once a second the coordinator creates a new ``beat`` instead, which is its heartbeat.
         """
         now = system.time.monotonic()
         if self.is_coordinator and now - self._last_beat >= BEAT_S:
@@ -194,9 +198,9 @@ class Mailbox:
         safe_files.unlink_quietly(self._path(f".touch.{self.name}"))
 
     def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
-        """Return all names as soon as a name with one of `prefixes` is not in `known`, or after `seconds`.
+        """Wait up to `seconds` for a name that has one of `prefixes` and is not in `known`. Return all names.
 
-        An `idle` instance reads the directory twice a second: hundreds of instances may wait while two of them work.
+        An `idle` instance lists the directory only twice a second, because there may be hundreds of them.
         """
         deadline = system.time.monotonic() + seconds
         nap = NAP_S
@@ -215,7 +219,7 @@ class Mailbox:
     def put_aside(self) -> None:
         """Rename the mailbox atomically, then remove it. If several instances try, one succeeds.
 
-        If another examination, or another user, has put another directory there by now, that one stays.
+        Does nothing if the path now leads to another directory than the one that `enter` has opened.
         """
         aside, found = f"{self.directory}.{self.name}", system.os.fstat(self._fd)
         if not safe_files.names_same_file(self.directory, (found.st_dev, found.st_ino)):
@@ -229,7 +233,7 @@ class Mailbox:
         _remove(aside, self._fd)
 
     def leave(self) -> None:
-        """Remove the messages of this instance; the coordinator removes the whole mailbox."""
+        """Remove the files of this instance. The coordinator removes the whole mailbox."""
         if not self._is_in:
             return
         self._is_in = False
@@ -253,16 +257,16 @@ class Mailbox:
 
 
 def content(path: str) -> bytes:
-    """Return the content of the file."""
+    """Return the content of the file `path`."""
     with system.os.fdopen(safe_files.open_descriptor(path, system.os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 def _remove(directory: str, fd: int) -> None:
-    """Remove the mailbox `directory`, open on `fd`. Retry, because NFS keeps a file while a process has it open.
+    """Remove the mailbox `directory`, whose descriptor is `fd`. Retry, because NFS keeps files that a process has open.
 
-    A mailbox holds files and empty directories. Other members of the group may rename directories to its path, and into
-    it. So the mailbox is emptied through its descriptor, and no other directory is emptied.
+    Other members of the group may move other directories to the mailbox's path, or into the mailbox. These must not be
+    emptied. So the mailbox is emptied through `fd`, and only empty directories in it are removed.
     """
     deadline = system.time.monotonic() + REMOVE_S
     while True:

@@ -1,7 +1,7 @@
-"""`predict`: the costs and times of a job's coordination on a file server, from a model of measurements. No I/O.
+"""`predict` estimates what the coordination of a job will cost on a file server, by a model. It does no I/O.
 
-The terms are fitted to measurements with 2 to 8 hosts. docs/scaling.md has the measurements, the errors of the model
-and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.
+The terms of the model are fitted to measurements with 2 to 8 hosts. docs/scaling.md has the measurements, the errors of
+the model and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fscoord.doctor.verdict import HOSTS
 
 
 class Job(NamedTuple):
-    """The processes that coordinate: `ranks_per_node` ranks on each of `nodes` nodes."""
+    """The size of a job: `ranks_per_node` ranks on each of `nodes` nodes."""
 
     nodes: int
     ranks_per_node: int
@@ -26,11 +26,11 @@ class Job(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A figure as a sum: `base`, and a term for each node, for each pair of nodes and for each rank.
+    """The coefficients of a linear model: a constant `base`, and a cost for each node, pair of nodes and rank.
 
-    The lock causes the term for pairs of nodes: when a node releases the lock, the server notifies every waiting node,
-    and all but one of these nodes request the lock in vain. The term `shown` is for each rank that waits for longer
-    than `SHOW_S`, because such a rank writes a description of its wait for `fscoord ps`.
+    Pairs of nodes count because of the lock: when a node releases it, the server notifies every waiting node, and all
+    but one of them request the lock in vain. `shown` is the extra cost of a rank that waits for longer than `SHOW_S`
+    seconds, because such a rank writes a description of its wait for `fscoord ps`.
     """
 
     base: float = 0.0
@@ -40,17 +40,17 @@ class Terms(NamedTuple):
     shown: float = 0.0
 
     def of(self, job: Job, shown: float = 0.0) -> float:
-        """Return the figure for `job`, if `shown` of its ranks show their waits."""
+        """Return the estimate for `job`. `shown` is the number of ranks that describe their waits."""
         pairs = job.nodes * (job.nodes - 1) / 2
         return self.base + self.node * job.nodes + self.pair * pairs + self.rank * job.ranks + self.shown * shown
 
 
 # Fitted by benchmarks/scaling_page.py: a test compares these lines with benchmarks/results/scaling.json.
 def readers(job: Job, record_bytes: float) -> int:
-    """Return how many processes read the arrivals at a barrier of `job` from the server, each of `record_bytes` bytes.
+    """Return how many processes of `job` read the arrivals at a barrier from the server.
 
-    One process of each node reads for all, if the arrivals fit into the extent that the processes of a node share.
-    Otherwise each rank reads.
+    An arrival is a record of `record_bytes` bytes. If all arrivals fit into the extent that the processes of a node
+    share, one process of each node reads. Otherwise each rank reads.
     """
     return job.nodes if job.ranks * record_bytes <= EXTENT_MAX else job.ranks
 
@@ -67,17 +67,17 @@ RECORD_BYTES: Final = 46.9
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 4
-"""A rank that writes alone locks, asks for the size, writes and unlocks. The client sends the fifth request,
-FREE_STATEID, after the call has returned. If another node has written in between, a read comes before the write.
+"""If only one rank writes, an add takes four round trips: lock, get the size, write, unlock. The client sends the fifth
+request, FREE_STATEID, after the call has returned. After a write of another node, an add also has to read.
 """
 
 
 def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
-    """Return the costs and times of `job` on a server that is `round_trip_s` away; ``docs/cli/doctor.md`` has them.
+    """Return the estimated times and requests of `job`. ``docs/cli/doctor.md`` explains the fields.
 
-    A time is the time of the messages plus the processor time of the ranks that write for their nodes, one node after
-    the other. A slow server makes it longer, because the server sends the records of all ranks to each node, or to
-    each rank (`readers`).
+    `round_trip_s` is the time of a round trip to the server, in seconds. The times in the result are the round trips
+    plus the processor time of the writing ranks, since one node after the other writes. They don't include the time in
+    which a slow server sends the records to each of the `readers`.
     """
     agents = Job(job.nodes, 1)
     leaders_s = LEADER_S * job.ranks  # one node after the other has the lock
@@ -103,10 +103,10 @@ def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
 
 
 def round_trip_of(checks: list[dict[str, Any]], lock: str) -> float | None:
-    """Return the time of a round trip in seconds, from the checks of an examination; None if only one host took part.
+    """Return the time of a round trip in seconds, from the checks of an examination. None if only one host took part.
 
-    A free lock takes two round trips: one to acquire the lock, and one to release it. Between the processes of one host
-    the lock may not have reached the server.
+    To acquire and release a free lock takes two round trips. A test within one host does not count, because its locks
+    may not reach the server.
     """
     for check in checks:
         if (check["name"], check["between"], check["lock"]) == ("latency", HOSTS, lock):

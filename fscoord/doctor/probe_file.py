@@ -1,8 +1,7 @@
-"""`ProbeFile`: a file that two agents append to under a lock, and its records, which show whether the locks hold.
+"""`ProbeFile`: a file to which two agents append numbered records under a lock, to test the lock.
 
-The file is a small model of a log. An appender must have read the last record before it appends the next number. Two
-records with one number therefore prove that two processes held the lock at once, or that one of them read old data
-under the lock.
+The file is a small model of a log. An agent reads the last record under the lock, and appends the next number. So two
+records with the same number prove that two agents held the lock at once, or that one of them read old data.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from fscoord.doctor.mailbox import OWN_MODE
 CHUNK: Final = 1 << 16
 NAP_S: Final = 0.0005
 TAKE_S: Final = 60.0
-"""How long to try for a lock: longer than any caller waits for the result, so that an agent whose asking process was
-killed does not try for ever."""
+"""How many seconds an agent tries to get a lock. No caller waits that long. The limit ends an agent whose caller was
+killed."""
 O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
 
 RECORD_SIZE: Final = 64
 
 
 class ProbeRecord(NamedTuple):
-    """A sound record: its `number`, from 1 on, and its `writer`."""
+    """A record whose checksum matches. `number` begins at 1; `writer` names the agent."""
 
     number: int
     writer: str
 
 
 class Summary(NamedTuple):
-    """The records of a whole file.
+    """Counts the records of a whole file.
 
     Attributes:
-        sound: how many records are sound.
-        garbled: how many records hold bytes that no agent wrote.
+        sound: how many records have a matching checksum.
+        garbled: how many records contain bytes that no agent wrote.
         twice: how many sound records repeat the number of another.
         turns: how often a record follows a record of another writer.
         by: how many sound records each writer has.
@@ -61,7 +60,7 @@ def encode(number: int, writer: str) -> bytes:
 
 
 def decode(data: bytes) -> list[ProbeRecord | None]:
-    """Return the whole records in `data`, with None for each unsound record. A partial record at the end is ignored."""
+    """Return the complete records in `data`, with None for each damaged one. Ignore a partial record at the end."""
     return [_decode(data[start : start + RECORD_SIZE]) for start in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
 
 
@@ -74,7 +73,7 @@ def _decode(line: bytes) -> ProbeRecord | None:
 
 
 def summarize(data: bytes) -> Summary:
-    """Return the summary of the whole file `data`; a partial record at the end counts as garbled."""
+    """Count the records of `data`, the whole file. A partial record at the end counts as garbled."""
     lines = decode(data)
     sound = [line for line in lines if line is not None]
     writers = [line.writer for line in sound]
@@ -89,7 +88,7 @@ def summarize(data: bytes) -> Summary:
 
 
 class ProbeFile:
-    """A file that is opened as a store opens its log: one descriptor appends and locks, another only reads forward."""
+    """A file with two descriptors, as for a store's log: one appends and locks, and the other reads forward."""
 
     def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
         self.path = path
@@ -102,14 +101,14 @@ class ProbeFile:
         self._pending: dict[int, bytes] = {}
 
     def lock(self, kind: str, *, shared: bool = False) -> LogLock:
-        """Return the log lock of this kind on this file."""
+        """Return the lock of this kind on the file, exclusive or `shared`."""
         if (kind, shared) not in self._locks:
             fd = self.reader if shared else self.writer
             self._locks[kind, shared] = LogLock(self.path, fd, KINDS[kind], self._mutex, set(), shared=shared)
         return self._locks[kind, shared]
 
     def take(self, kind: str, *, shared: bool = False) -> bool:
-        """Take the lock if it is free; return whether it was taken."""
+        """Try to acquire the lock, without waiting. Return whether that succeeded."""
         lock = self.lock(kind, shared=shared)
         try:
             lock.try_lock()
@@ -120,7 +119,7 @@ class ProbeFile:
         return True
 
     def await_lock(self, kind: str, *, shared: bool = False) -> None:
-        """Try to take the lock until it is free.
+        """Acquire the lock. Poll while another process holds it.
 
         Raises:
             TimeoutError: another process held the lock for `TAKE_S` seconds.
@@ -133,7 +132,7 @@ class ProbeFile:
 
     @contextmanager
     def locked(self, kind: str, *, shared: bool = False) -> Iterator[None]:
-        """Hold the lock in the block, see `await_lock`."""
+        """Hold the lock inside the ``with``; see `await_lock`."""
         self.await_lock(kind, shared=shared)
         try:
             yield
@@ -141,7 +140,7 @@ class ProbeFile:
             self.lock(kind, shared=shared).unlock()
 
     def append(self, kind: str, data: bytes) -> None:
-        """Append as a store appends under its lock: past the cache if the lock is a marker on NFS."""
+        """Append `data` as a store does under a lock of this kind: past the cache for a soft lock on NFS."""
         if self.way(kind) != "direct":
             safe_files.write_all(self.writer, data)
             return
@@ -153,11 +152,11 @@ class ProbeFile:
             system.close_quietly(fd)
 
     def way(self, kind: str) -> str:
-        """Return how a holder of the lock reads: past the cache, if a soft lock on NFS leaves the cache as it is."""
+        """Return how a store reads: ``"direct"`` on NFS with a soft lock, which keeps old caches, else ``"plain"``."""
         return "direct" if kind == "soft" and self._is_nfs else "plain"
 
     def read(self, how: str, kind: str) -> list[ProbeRecord | None]:
-        """Return the records appended since the previous read with this method.
+        """Return the records since the previous read of this kind, None for a damaged record.
 
         Args:
             how: ``"plain"``, ``"locked"`` (under the shared lock) or ``"direct"`` (O_DIRECT, without a lock).
@@ -175,7 +174,7 @@ class ProbeFile:
         return self._forward(self.reader)
 
     def _forget(self) -> None:
-        """Reopen the file and drop its cached pages, as a store does if its lock does not revalidate the cache."""
+        """Reopen the file and drop its cached pages, as a store with a soft lock does."""
         fd = safe_files.open_descriptor(self.path, system.os.O_RDONLY)
         system.drop_cached_pages(fd)
         system.os.lseek(fd, system.os.lseek(self.reader, 0, system.os.SEEK_CUR), system.os.SEEK_SET)
@@ -184,7 +183,7 @@ class ProbeFile:
         self.reader = fd
 
     def _forward(self, fd: int) -> list[ProbeRecord | None]:
-        """Read on. If a record is damaged, move back to it, because the damage may only be in the cache."""
+        """Return the next records. Read a damaged record again next time, in case only the cache was damaged."""
         data = self._pending.get(fd, b"") + system.os.read(fd, CHUNK)
         found = decode(data)
         sound = next((index for index, line in enumerate(found) if line is None), len(found))

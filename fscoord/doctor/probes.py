@@ -1,8 +1,8 @@
-"""The probes of an examination. Each tries one property between two agents and returns a `Check`; `run` calls them all.
+"""The probes of an examination. Each tests one property between two agents, and returns a `Check`.
 
-The agents are two processes of this host, or one process here and one on another host. The first probes test one kind
-of lock: exclusion, handover, the death of the holder, races. The next probes test how soon one agent reads the appends
-of the other. The last probes test a store itself.
+The agents are two processes of this host, or one process here and one on another host. The first probes test a lock:
+exclusion, handover, the death of the holder, races. The next probes test how soon one agent reads the appends of the
+other. The last probes test a store.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from fscoord.doctor.agents import AgentProtocol, FailedError, LostError, StuckEr
 from fscoord.doctor.verdict import BAD, HOSTS, INFO, OK, UNKNOWN, Check
 
 ACT_S: Final = 15.0
-"""The time limit, in seconds, of an operation that usually takes milliseconds. After it the call counts as stuck."""
+"""The time limit in seconds of an operation that usually takes milliseconds. A longer call counts as stuck."""
 
 
 class Pair:
-    """Two agents, `one` and `other`, for probes `between` processes or hosts. Each probe has files of its own.
+    """The two agents of a probe, `one` and `other`. `between` is ``"processes"`` or ``"hosts"``.
 
-    `effort` is the time for which each figure is measured, in seconds. `pause` is the time for a waiter to begin its
-    wait.
+    `effort` is how many seconds each measurement takes. `pause` is how many seconds a waiter has to begin its wait.
     """
 
     def __init__(self, one: AgentProtocol, other: AgentProtocol, between: str, effort: float) -> None:
@@ -37,11 +36,11 @@ class Pair:
         return iter((self.one, self.other))
 
     def name(self, what: str, how: str = "") -> str:
-        """Return the name of a file for one probe."""
+        """Return the name of the file for the probe `what`. Each probe has files of its own."""
         return f"file-{self.between}-{what}-{how}"
 
     def check(self, name: str, outcome: str, says: str, lock: str = "", **measured: Any) -> Check:
-        """Return a check of this pair."""
+        """Return the result of the probe `name` between these agents."""
         return Check(name, self.between, outcome, says, lock, measured)
 
 
@@ -59,7 +58,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
     Args:
         pair: the agents.
         lock: the kind of lock that the store is to have.
-        options: further options for the store, or None if a store refuses the mount. Then no store is tested.
+        options: further options for the store; None tests no store, because a store refuses the mount.
         before: called with the name and number of each probe before it begins.
 
     Raises:
@@ -89,7 +88,7 @@ def _probes(pair: Pair, lock: str, options: dict[str, Any] | None) -> Iterator[t
     """Yield the name of each probe, the kind of lock that it needs (or ``""``), and the probe."""
     for kind in KINDS:
         yield "exclusion", kind, partial(exclusion, pair, kind)
-        if kind != "soft":  # its marker outlives its holder, and no process waits for it in the kernel
+        if kind != "soft":  # a soft lock outlives its holder, and has no waiters in the kernel
             yield "handover", kind, partial(handover, pair, kind)
             yield "death", kind, partial(death, pair, kind)
     yield "latency", lock, partial(lock_speed, pair, lock)
@@ -108,7 +107,7 @@ def _probes(pair: Pair, lock: str, options: dict[str, Any] | None) -> Iterator[t
 
 def _failed(pair: Pair, name: str, kind: str, error: FailedError) -> Check:
     if kind and name == "exclusion" and error.errno in NO_LOCKS:
-        return pair.check(name, BAD, f"there are no such locks here ({error})", kind, missing=True)
+        return pair.check(name, BAD, f"the mount has no locks of this kind ({error})", kind, missing=True)
     outcome = INFO if name in {"latency", "events", "speed"} else UNKNOWN
     return pair.check(name, outcome, f"could not be tested: {error}", kind)
 
@@ -122,12 +121,12 @@ def _start_anew(pair: Pair) -> None:
 
 
 RELEASE_S: Final = 5.0
-"""How long a lock may seem held after its release, in seconds: a client of NFS 4.0 asks again only now and then."""
+"""How many seconds a lock may seem held after its release. An NFS 4.0 client polls for a lock at long intervals."""
 TURNS_MIN: Final = 3
 
 
 def exclusion(pair: Pair, kind: str) -> Check:
-    """Whether an exclusive lock excludes the other agent, a shared lock does not, and a released lock is free."""
+    """Test that an exclusive lock excludes the other agent. Shared locks must coexist, and a released lock be free."""
     name = pair.name("exclusion", kind)
     one, other = pair
     faults = []
@@ -141,7 +140,7 @@ def exclusion(pair: Pair, kind: str) -> Check:
         other.ask("unlock", ACT_S, name=name, kind=kind, shared=True)
     one.ask("unlock", ACT_S, name=name, kind=kind)
     if not _free(other, name, kind):
-        faults.append("a lock that was given back stayed taken")
+        faults.append("a released lock stayed held")
     else:
         if one.ask("lock", ACT_S, name=name, kind=kind):
             faults.append("both got an exclusive lock at once, the other way round")
@@ -169,12 +168,12 @@ def _sharing(one: AgentProtocol, other: AgentProtocol, name: str, kind: str) -> 
 
 
 def handover(pair: Pair, kind: str) -> Check:
-    """How soon a waiter in the kernel gets a lock after its release."""
+    """Measure how soon a waiter in the kernel gets a lock after its release."""
     name = pair.name("handover", kind)
     one, other = pair
     one.ask("lock", ACT_S, name=name, kind=kind)
     other.begin("block", ACT_S, name=name, kind=kind)
-    system.time.sleep(pair.pause)  # so that it waits already; if it does not, the figure is only smaller
+    system.time.sleep(pair.pause)  # so that `other` waits already; if it does not, the figure is only smaller
     freed = system.time.monotonic()
     one.ask("unlock", ACT_S, name=name, kind=kind)
     other.finish()
@@ -184,7 +183,7 @@ def handover(pair: Pair, kind: str) -> Check:
 
 
 def death(pair: Pair, kind: str) -> Check:
-    """Whether a waiter gets the lock after its holder is killed, and how soon."""
+    """Test whether a waiter gets the lock after its holder was killed, and how soon."""
     name = pair.name("death", kind)
     one, other = pair
     if not other.ask("lock", ACT_S, name=name, kind=kind):
@@ -201,7 +200,7 @@ def death(pair: Pair, kind: str) -> Check:
 
 
 def race(pair: Pair, kind: str) -> Check:
-    """Whether two agents that append under the lock as fast as they can lose or repeat records."""
+    """Test that no record is lost or repeated if two agents append under the lock as fast as they can."""
     name = pair.name("race", kind)
     for agent, writer in zip(pair, ("one", "other"), strict=True):
         agent.begin("race", ACT_S + pair.effort, name=name, kind=kind, writer=writer, seconds=pair.effort)
@@ -224,30 +223,30 @@ def _faults(ends: dict[str, Any], tallies: list[dict[str, Any]]) -> list[str]:
     worst = max(tallies, key=lambda each: int(each["twice"]))
     if worst["twice"]:
         faults.append(
-            f"{worst['twice']} of {worst['sound']} appends did not know of the one before: the holder of the lock saw"
-            " old data, or was not alone"
+            f"{worst['twice']} of {worst['sound']} appends repeat the number of another append: two processes held the"
+            " lock at once, or its holder read old data"
         )
     for each in tallies:
         lost = sum(written.values()) - each["sound"]
         if lost > 0 and not any("lost" in fault for fault in faults):
             faults.append(f"{lost} of {sum(written.values())} appends under the lock are lost, or not seen")
         if each["garbled"] and not any("bytes" in fault for fault in faults):
-            faults.append(f"{each['garbled']} lines hold bytes that nobody wrote")
+            faults.append(f"{each['garbled']} records contain bytes that no agent wrote")
     garbled = sum(end["garbled"] for end in ends.values())
     if garbled:
-        faults.append(f"{garbled} times the holder of the lock saw bytes that nobody wrote")
+        faults.append(f"{garbled} times the holder of the lock read bytes that no agent wrote")
     return faults
 
 
 def lock_speed(pair: Pair, kind: str) -> Check:
-    """The time to acquire and release a free lock."""
+    """Measure the time to acquire and release a free lock."""
     name = pair.name("speed", kind)
     one, other = pair
-    # NFS 4 may delegate a file to the only host that has it open, and the lock would then not reach the server.
+    # If one host alone has a file open, an NFS 4 server may delegate the file to it: then no lock reaches the server.
     other.ask("lock", ACT_S, name=name, kind=kind)
     other.ask("unlock", ACT_S, name=name, kind=kind)
     took = one.ask("time_lock", ACT_S, name=name, kind=kind, seconds=pair.effort / 5)
-    return pair.check("latency", INFO, f"{_ms(took)} to take a free lock and give it back", kind, seconds=took)
+    return pair.check("latency", INFO, f"{_ms(took)} to acquire and release a free lock", kind, seconds=took)
 
 
 def _ms(seconds: float) -> str:
@@ -255,9 +254,9 @@ def _ms(seconds: float) -> str:
 
 
 LOOKS: Final = {
-    "locked": "a look under the shared lock",
-    "direct": "a look past the cache (O_DIRECT)",
-    "plain": "a plain look",
+    "locked": "a read under the shared lock",
+    "direct": "a read past the cache (O_DIRECT)",
+    "plain": "a plain read",
 }
 ROUNDS: Final = 10
 CLAIMS: Final = 20
@@ -265,7 +264,7 @@ WAYS: Final = ("link", "excl", "mkdir")
 
 
 def freshness(pair: Pair, kind: str, how: str) -> Check:
-    """Whether a read that begins after an acknowledged append returns it, although an earlier read filled a cache."""
+    """Test whether a read finds an append that returned before, although an older read has filled the cache."""
     name = pair.name("freshness", how)
     one, other = pair
     stale = 0
@@ -278,12 +277,12 @@ def freshness(pair: Pair, kind: str, how: str) -> Check:
         seen = reader.ask("look", ACT_S, name=name, kind=kind, how=how)
         stale += not seen or seen[-1] != number
     outcome = INFO if how == "plain" else BAD if stale else OK
-    says = f"{stale} of {ROUNDS} looks missed what was appended before" if stale else f"{LOOKS[how]} sees every append"
+    says = f"{stale} of {ROUNDS} reads missed an earlier append" if stale else f"{LOOKS[how]} sees every append"
     return pair.check(f"freshness-{how}", outcome, says, stale=stale)
 
 
 def delay(pair: Pair, kind: str, how: str) -> Check:
-    """How soon each agent reads the appends of the other, while both poll, and whether a read returns other bytes."""
+    """Measure how soon each agent reads the appends of the other while both poll. Test that no read is damaged."""
     name = pair.name("delay", how)
     for turn, agent in enumerate(pair):
         question = {"name": name, "kind": kind, "how": how, "turn": turn, "rounds": ROUNDS}
@@ -300,21 +299,21 @@ def delay(pair: Pair, kind: str, how: str) -> Check:
         measured["seconds"] = waits[len(waits) // 2] / 2
     says = [f"an append is seen after {measured['seconds'] * 1000:.3g} ms by {LOOKS[how]}"] if waits else []
     if garbled:
-        says.append(f"{garbled} looks showed bytes that nobody wrote")
+        says.append(f"{garbled} reads returned bytes that no agent wrote")
     if not are_done:
         says.append(f"{LOOKS[how]} did not show an append within seconds")
     return pair.check(f"delay-{how}", outcome, "; ".join(says), **measured)
 
 
 def claims(pair: Pair) -> Check:
-    """Whether exactly one of two agents that create a name at once succeeds: by link, by O_EXCL, by mkdir."""
+    """Test that exactly one agent succeeds if both create the same name at once: by link, by O_EXCL, by mkdir."""
     faults, missing = [], []
     for how in WAYS:
         try:
             for agent in pair:
                 agent.begin("claim", ACT_S, stem=pair.name("claim", how), how=how, count=CLAIMS)
             won = [agent.finish() for agent in pair]
-        except FailedError as error:  # the answer of the other agent is dropped with its next question
+        except FailedError as error:  # the other agent's next request drops its unread response
             if how != "link":
                 raise
             missing.append(f"no hard links ({error})")
@@ -323,13 +322,13 @@ def claims(pair: Pair) -> Check:
         if twice:
             faults.append(f"{len(twice)} of {CLAIMS} names were made by both ({how})")
         if len(set(won[0]) | set(won[1])) < CLAIMS:
-            faults.append(f"some names were made by nobody ({how})")
+            faults.append(f"some names were made by neither ({how})")
     says = "; ".join(faults + missing) or "each name is made by one"
     return pair.check("names", BAD if faults else OK, says)
 
 
 def events(pair: Pair, kind: str) -> Check:
-    """Whether the kernel reports the appends of the other agent (inotify(7)). If it does not, waiters poll."""
+    """Test whether the kernel reports the appends of the other agent (inotify(7)). If it does not, waiters poll."""
     name = pair.name("events")
     if not pair.other.ask("watch", ACT_S, name=name):
         return pair.check("events", INFO, "there is no inotify here: waiters poll", arrive=False)
@@ -340,7 +339,7 @@ def events(pair: Pair, kind: str) -> Check:
 
 
 def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
-    """Whether two agents that add to one number of a real store get every sum once."""
+    """Test that each sum is returned once if two agents add to one key of a `FileStore`."""
     name = pair.name("store", kind)
     for agent in pair:
         agent.begin("count", 2 * ACT_S, name=name, options={"lock": kind, **options}, seconds=pair.effort)
@@ -351,7 +350,7 @@ def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
     sums = ends[0]["sums"] + ends[1]["sums"]
     speeds = [end["operations"] for end in ends]
     if len(set(sums)) < len(sums) or max(sums) != len(sums):
-        lost = f"{len(sums)} additions of 1 made {max(sums)}, {len(sums) - len(set(sums))} sums were given twice"
+        lost = f"{len(sums)} additions of 1 gave {max(sums)}; {len(sums) - len(set(sums))} sums were returned twice"
         return pair.check("store", BAD, lost, kind)
     if max(ends[0]["sums"]) < min(ends[1]["sums"]) or max(ends[1]["sums"]) < min(ends[0]["sums"]):
         return pair.check("store", UNKNOWN, "the two never added at the same time", kind)
@@ -360,7 +359,7 @@ def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
 
 
 def speed(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
-    """The times of a store's operations in one process alone."""
+    """Measure the times of a store's operations if only one process uses it."""
     question = {"name": pair.name("alone", kind), "options": {"lock": kind, **options}, "seconds": pair.effort / 2}
     took = pair.one.ask("speed", ACT_S, **question)
     says = ", ".join(f"{name} {1e6 * seconds:.3g} µs" for name, seconds in took.items())

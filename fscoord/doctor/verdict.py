@@ -1,4 +1,4 @@
-"""The results of the probes (`Check`) and the verdict on them (`judge`): safe, not proven or not safe. No I/O."""
+"""`Check` is the result of a probe. `judge` makes a verdict of all checks: safe, not proven or not safe. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Check(NamedTuple):
 
     Attributes:
         name: the name of the probe, one word.
-        between: ``"processes"`` of one host or ``"hosts"``.
+        between: ``"processes"`` (of one host) or ``"hosts"``.
         outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (the probe could not be finished) or
             ``"info"`` (nothing depends on it).
         says: the result as text.
@@ -47,18 +47,18 @@ NOT_PROVEN: Final = "not proven"
 NOT_SAFE: Final = "not safe"
 
 NEEDED: Final = ("exclusion", "race", "freshness-locked", "delay-locked", "names", "store")
-"""The checks that must pass on every mount. `death` is one more for locks that the kernel keeps."""
+"""The checks that must pass on every mount. For the kernel's locks, `death` must pass, too."""
 
 
 class Findings(NamedTuple):
-    """The input of the verdict.
+    """The input of `judge`.
 
     Attributes:
         facts: the properties of the mount, from `Agent.facts`.
         checks: the results of the probes.
         lock: the kind of lock that the store will use.
-        other: the other host of the probes between hosts, None if there was none.
-        expected: how many instances were expected, None if unknown.
+        other: the name of the other host, or None if nothing was tested between hosts.
+        expected: how many instances were expected; None if that is unknown.
         came: how many instances took part.
     """
 
@@ -77,11 +77,11 @@ class Findings(NamedTuple):
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The scopes in which the checks must pass: between processes, or between processes and between hosts."""
+        """Between what the checks must pass: processes, or processes and hosts."""
         return (PROCESSES,) if self.facts["is_local"] else (PROCESSES, HOSTS)
 
     def check(self, name: str, between: str) -> Check | None:
-        """Return the check named `name`. If there is a check for each kind of lock, return that of the wanted kind."""
+        """Return the check `name` for the wanted kind of lock, or None if it was not made."""
         found = (each for each in self.checks if (each.name, each.between) == (name, between))
         return next((each for each in found if each.lock in ("", self.lock)), None)
 
@@ -118,7 +118,7 @@ def _failures(findings: Findings) -> list[str]:
 
 
 def _is_testable(facts: dict[str, Any]) -> bool:
-    """Return whether a test proves more than the mount table, which does not show the relevant option."""
+    """Return whether only a test shows if the mount is fit: the mount table lacks the relevant option."""
     return bool(facts["kind"] == "fuse.glusterfs")
 
 
@@ -148,7 +148,7 @@ def _inconclusive(findings: Findings) -> list[str]:
     if facts["caution"] and findings.other is None:
         doubts.append(facts["caution"])
     if not facts["kind"]:
-        doubts.append("there is no mount table here that says which file system it is")
+        doubts.append("this host has no mount table, so the kind of file system is unknown")
     if findings.expected is not None and findings.came < findings.expected and not facts["is_local"]:
         doubts.append(f"{findings.expected - findings.came} of {findings.expected} instances did not come")
     return doubts
@@ -170,11 +170,11 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
     sound = [kind for kind in others if _is_sound(findings, kind)]
     if lock not in sound and sound:
         yield (
-            f'"{sound[0]}" locks held: pass lock="{sound[0]}" in every process, and judge them by'
+            f'"{sound[0]}" locks passed the tests: pass lock="{sound[0]}" in every process, and get their verdict from'
             f" fscoord doctor --lock {sound[0]}"
         )
     if verdict == NOT_SAFE:
-        yield "choose another directory if nothing of this can be changed"
+        yield "if none of this can be changed, choose another directory"
         return
     if not facts["is_local"]:
         if findings.other is None:
@@ -187,7 +187,7 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
 
 
 def _has_no_locks(findings: Findings) -> bool:
-    """Return whether the kernel's locks are missing and not broken, so that a soft lock can be used instead."""
+    """Return whether the mount lacks the kernel's locks, so that a soft lock can take their place."""
     return any(check.measured.get("missing") for check in findings.checks)
 
 
@@ -207,9 +207,9 @@ def _about_stuck(findings: Findings) -> Iterable[str]:
         return
     if is_nfs:
         yield (
-            "the lock manager does not answer: on NFS 3 rpc.statd must run on every host and lockd's ports be open in"
-            " both directions (rpcinfo -p SERVER shows them), or mount by NFS 4, which needs neither; nolock ends the"
-            " wait, but keeps locks on each host"
+            "the lock manager does not answer: on NFS 3, run rpc.statd on every host and open lockd's ports in both"
+            " directions (rpcinfo -p SERVER shows them), or mount by NFS 4, which needs neither. Do not mount with"
+            " nolock: its locks do not exclude other hosts"
         )
     else:
-        yield "a lock call did not return: look whether the file system's lock service is alive"
+        yield "a lock call did not return: check whether the lock service of the file system runs"

@@ -1,11 +1,11 @@
-"""Dask finds its scheduler through a store: ``fscoord:///path`` as an address, and a preload module that publishes it.
+"""Lets the workers and clients of Dask find the scheduler through a store.
 
-- ``dask scheduler --preload fscoord.integrations.dask --store /shared/job/store`` takes part in an election. The leader
-  publishes the scheduler's address in its term. The preload module has the interface of
+- ``dask scheduler --preload fscoord.integrations.dask --store /shared/job/store`` takes part in an election. The
+  elected scheduler publishes its address. This module is the preload module, see
   https://docs.dask.org/en/stable/customize-initialization.html.
-- ``dask worker fscoord:///shared/job/store`` and ``Client("fscoord:///shared/job/store")`` connect to the leader, which
-  they look up for each connection. `FscoordBackend` is a backend of
-  https://distributed.dask.org/en/stable/communications.html, which Dask finds by its entry point.
+- ``dask worker fscoord:///shared/job/store`` and ``Client("fscoord:///shared/job/store")`` look up the elected
+  scheduler for each connection. Dask finds `FscoordBackend` by its entry point, see
+  https://distributed.dask.org/en/stable/communications.html.
 
 It needs the extra ``fscoord[dask]``.
 """
@@ -54,7 +54,7 @@ def scheduler_address(
 
     Args:
         store: the store, or its address for `~fscoord.open_store`.
-        timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
     Raises:
         StoreTimeoutError: no scheduler was published within the timeout.
@@ -75,7 +75,7 @@ def scheduler_address(
 
 
 async def _find(loc: str) -> str:
-    """Do as `scheduler_address` for the address ``fscoord://{loc}``, in a task."""
+    """Return the address of the scheduler for ``fscoord://{loc}``. The asyncio version of `scheduler_address`."""
     async with aio.open_store(_store_url(loc)) as store:
         election = aio.Election(store, NAME)
         leader = await election.leader()
@@ -93,9 +93,9 @@ def _log_wait(store: Store, limit: float) -> None:
 
 
 def _without_scheduler(store: Store, error: StoreTimeoutError) -> StoreTimeoutError:
-    """Return the error for a wait that ended without a scheduler, after logging it.
+    """Log and return the error for a wait that ended without a scheduler.
 
-    Dask replaces the `TimeoutError` of a worker that starts by one that says nothing.
+    It is logged because Dask replaces a `TimeoutError` of a starting worker by one without a message.
     """
     message = (
         f"timeout: no scheduler has published its address in {store!r} within {error.waited:g} s; start one with dask"
@@ -114,18 +114,18 @@ def _store_url(loc: str) -> str:
 
 
 class FscoordBackend(registry.Backend):
-    """The backend of Dask's communication for ``fscoord:///shared/job/store?timeout=60``: a store instead of a host.
+    """Dask's communication backend for addresses of a store, such as ``fscoord:///shared/job/store?timeout=60``.
 
-    The query takes the options of `~fscoord.open_store` for a file. ``timeout`` is how long a worker waits for a
-    scheduler before it gives up. Connections themselves are those of TCP or TLS, as the scheduler's address says.
+    The query takes the options of `~fscoord.open_store` for a file. ``timeout`` is how many seconds a worker waits for
+    a scheduler. The connections are TCP or TLS, as in the scheduler's address.
     """
 
     def get_connector(self) -> Any:
-        """Return the object that connects to the scheduler: this one."""
+        """Return this object, which connects to the scheduler."""
         return self
 
     async def connect(self, loc: str, deserialize: bool = True, **connection_args: Any) -> Any:
-        """Connect to the scheduler that leads at the moment."""
+        """Connect to the scheduler that is elected now."""
         scheme, found = addressing.parse_address(await _find(loc))
         connector = registry.get_backend(scheme).get_connector()
         return await connector.connect(found, deserialize=deserialize, **connection_args)
@@ -133,10 +133,10 @@ class FscoordBackend(registry.Backend):
     async def get_listener(
         self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **connection_args: Any
     ) -> Any:
-        """Return the listener of a worker or a nanny, which listens by TCP or TLS. `loc` is a host and a port.
+        """Return a TCP or TLS listener for a worker or a nanny. `loc` is a host and a port.
 
-        Dask has a worker listen by the scheme of the scheduler's address, unless ``--protocol`` names another. On which
-        of its host's addresses it can be contacted depends on where the scheduler is.
+        A worker listens by the scheme of the scheduler's address, unless ``--protocol`` names another. If `loc` has no
+        host, the worker is contacted by the address from which this host reaches the scheduler.
         """
         server = getattr(handle_comm, "__self__", None)
         scheduler = getattr(getattr(server, "scheduler", None), "address", "")
@@ -147,21 +147,21 @@ class FscoordBackend(registry.Backend):
         return await backend.get_listener(loc, handle_comm, deserialize, **connection_args)
 
     def get_address_host(self, loc: str) -> str:
-        """Return the scheduler's host; wait for the scheduler, see `scheduler_address`."""
+        """Wait for a scheduler as `scheduler_address` does, and return its host."""
         host: str = addressing.get_address_host(scheduler_address(_store_url(loc)))
         return host
 
     def get_address_host_port(self, loc: str) -> tuple[str, int]:
-        """Return the scheduler's host and port; wait for the scheduler, see `scheduler_address`."""
+        """Wait for a scheduler as `scheduler_address` does, and return its host and port."""
         host, port = addressing.get_address_host_port(scheduler_address(_store_url(loc)))
         return host, port
 
     def resolve_address(self, loc: str) -> str:
-        """Return `loc`: the scheduler is looked up for each connection."""
+        """Return `loc` unchanged, because the scheduler is looked up for each connection."""
         return loc
 
     def get_local_address_for(self, loc: str) -> str:
-        """Return the address of this host on which the scheduler can reach it."""
+        """Return the address by which the scheduler can reach this host."""
         local = addressing.get_local_address_for(scheduler_address(_store_url(loc)))
         return str(addressing.parse_address(local)[1])
 
@@ -170,7 +170,7 @@ class FscoordBackend(registry.Backend):
 
 
 class _Candidate:
-    """A scheduler's part in the election, in a task of its event loop."""
+    """Runs for election on behalf of a scheduler, in a task of its event loop."""
 
     def __init__(self, store: aio.AsyncStore, address: str) -> None:
         self._store = store
@@ -213,16 +213,16 @@ _candidates: WeakKeyDictionary[Any, _Candidate] = WeakKeyDictionary()
     help=f"The path or the address of the store that publishes the scheduler. Default: {ENVIRONMENT_VARIABLE}.",
 )
 async def dask_setup(scheduler: Any, store: str) -> None:
-    """Publish the scheduler's address in a store, as soon as no other scheduler is published there."""
+    """Publish the scheduler's address in a store as soon as the scheduler is elected there."""
     try:
         if not isinstance(scheduler, Scheduler):
             raise TypeError(
-                f"fscoord.integrations.dask publishes a scheduler, and this is a {type(scheduler).__name__}: give it"
-                f" the address {SCHEME}:///path, without the preload module"
+                f"the preload module fscoord.integrations.dask is for a scheduler. Start a {type(scheduler).__name__}"
+                f" without it, with the address {SCHEME}:///path"
             )
         _candidates[scheduler] = await _candidate(store, scheduler.address)
     except (FscoordError, ValueError, OSError) as error:
-        # Dask logs what a preload module raises, and goes on. No worker would find this scheduler.
+        # Dask only logs an exception of a preload module. The scheduler would run, and no worker would find it.
         logger.critical("The scheduler ends, because its address can't be published in %s: %s", store, error)
         scheduler.loop.add_callback(scheduler.close)
         raise
@@ -240,7 +240,7 @@ async def _candidate(url: str, address: str) -> _Candidate:
 
 
 async def dask_teardown(scheduler: Any) -> None:
-    """Withdraw the scheduler's address. Another scheduler that waits in the same store is published then."""
+    """Withdraw the scheduler's address, so that the next scheduler in the store is elected."""
     candidate = _candidates.pop(scheduler, None)
     if candidate is not None:
         await candidate.stop()

@@ -1,12 +1,12 @@
-"""`initialize`: ``jax.distributed.initialize`` with rank, world size and coordinator from a store.
+"""`initialize` calls ``jax.distributed.initialize`` with a coordinator's address that comes from a store.
 
 It needs the extra ``fscoord[jax]``, and calls only JAX's public functions.
 
 The import of this module also adds the method ``"fscoord"`` to JAX's detection of clusters, for programs that call
-``jax.distributed.initialize(cluster_detection_method="fscoord")`` themselves. The interface is
-``jax._src.clusters.ClusterEnv`` (jax/_src/clusters/cluster.py), which is private to JAX: JAX 0.10 calls its
-``get_coordinator_address`` with an argument that JAX 0.8 does not have. So the method is only used by programs that
-name it. If a version of JAX has no such interface, this module logs that, and `initialize` works all the same.
+``jax.distributed.initialize(cluster_detection_method="fscoord")`` themselves. The method implements
+``jax._src.clusters.ClusterEnv`` (jax/_src/clusters/cluster.py). This interface is private and changes: JAX 0.10 calls
+``get_coordinator_address`` with an argument that JAX 0.8 does not have. So JAX uses the method only if a program names
+it. If a version of JAX lacks the interface, this module logs that, and `initialize` still works.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ with needed_extra("fscoord.integrations.jax", "jax", "jax"):
 __all__ = ["DETECTION_METHOD", "initialize"]
 
 DETECTION_METHOD: Final = "fscoord"
-"""The ``cluster_detection_method`` with which ``jax.distributed.initialize`` asks a store for the coordinator."""
+"""The ``cluster_detection_method`` with which ``jax.distributed.initialize`` gets the coordinator from a store."""
 
 TIMEOUT_S: Final = 300.0
 """How long to wait for the other processes, in seconds: JAX's own default."""
 LONGEST_S: Final = 1e6
-"""The longest timeout that is passed to JAX, in seconds. A timeout without limit can't be a whole number."""
+"""The longest timeout that is passed to JAX, in seconds. JAX takes whole numbers, so no infinite timeout."""
 
 LOOK_S: Final = 1.0
-"""How often a process looks whether JAX has returned without the store's having recorded it, in seconds."""
+"""The time in seconds between two checks that the thread still runs. Its record of the end in the store may fail."""
 
 _open: list[Store] = []
-"""The stores that calls have opened. They stay open, because the end of its session counts as the end of a rank."""
+"""The stores that this module has opened. They stay open, because a rank whose session has ended counts as dead."""
 
 _uses = count(1)  # a process may initialize again, after jax.distributed.shutdown
 
@@ -59,26 +59,26 @@ def initialize(
     restart_timeout: Timeout = RESTART_TIMEOUT_S,
     **options: Any,
 ) -> None:
-    """Call ``jax.distributed.initialize`` in all processes, with an address of rank 0 that comes from the store.
+    """Call ``jax.distributed.initialize`` with the address of rank 0 from the store. All processes must call this.
 
     Rank 0 picks a free port and publishes its address for this run and this restart of the workers, so that no process
-    reads the address of an earlier one. All processes call JAX when all are there. The call is in a thread of its own.
-    So this function raises at once if another process dies meanwhile, where JAX waits for its time-out.
+    reads an older address. When all processes have arrived, each calls JAX in a thread. So this function raises at once
+    if another process dies during the call, where JAX would wait until its time-out.
 
     If the launcher starts several processes on a host, each of them sees the GPU whose number is its local rank, as
-    JAX does it under Slurm. The option ``local_device_ids`` overrides this.
+    JAX does under Slurm. The option ``local_device_ids`` overrides this.
 
     Args:
         store_or_url: the store that the processes share, or its address; None: the address in ``FSCOORD_STORE``. A
-            store that this function opens stays open until the process ends, for its session shows that rank 0 lives.
+            store that this function opens stays open until the process ends: its session shows that the process lives.
         rank: the number of this process; None: the rank in the environment, see `fscoord.environment`.
         world_size: the number of processes; None: the number in the environment.
         coordinator_host: the name or address by which the others reach rank 0; None: rank 0's host name if it can be
-            resolved, or else its address on the network. Only that of rank 0 counts.
-        coordinator_port: the port of rank 0; None: one that is free now.
+            resolved, or else its address on the network. Only rank 0 uses this argument.
+        coordinator_port: the port of rank 0; None: any free port.
         timeout: how long to wait for the other processes, in seconds or as a `timedelta`.
-        restart_timeout: how long to wait for a new rank 0 if rank 0 has died without an address, for a launcher may be
-            starting a new one; see `fscoord.rendezvous.static_rendezvous`.
+        restart_timeout: how long to wait for a launcher to restart rank 0, if rank 0 died before it published an
+            address; see `fscoord.rendezvous.static_rendezvous`.
         options: other arguments of ``jax.distributed.initialize``, such as ``heartbeat_timeout_seconds``.
 
     Raises:
@@ -110,7 +110,7 @@ def initialize(
 
 @contextmanager
 def _kept_open(store_or_url: Store | str | system.os.PathLike[str] | None) -> Iterator[Store]:
-    """Give the store, and open it first if it is an address. An opened store stays open unless the block raises."""
+    """Yield the store, and open it first if it is an address. An opened store stays open unless the ``with`` raises."""
     if isinstance(store_or_url, Store):
         yield store_or_url
         return
@@ -132,7 +132,7 @@ def _address(info: RendezvousInfo) -> str:
 
 
 def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -> None:
-    """Make the call of JAX in a thread. Raise if another process dies before its call has returned."""
+    """Run `call` in a thread. Raise `RendezvousError` if another process dies before its own `call` has returned."""
     if not store.has_liveness or info.world_size == 1:
         call()
         return
@@ -144,10 +144,10 @@ def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -
             call()
         except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
             errors.append(error)
-        with suppress(FscoordError):  # the caller has raised and closed the store, or looks for the end of this thread
+        with suppress(FscoordError):  # the caller has closed the store, or polls for the end of this thread
             info.store.set(own, b"1")
 
-    # A daemon thread: JAX can't be interrupted, and the process must be able to end when another one has died.
+    # A daemon thread: JAX can't be interrupted, and this process must be able to end when another process has died.
     waiting = {session_of(info.store, rank): rank for rank in range(info.world_size) if rank != info.rank}
     thread = system.start_thread("fscoord-jax", run)
     while thread.is_alive():
@@ -186,7 +186,7 @@ def _add_detection() -> None:
         return
 
     class FscoordCluster(ClusterEnv):  # JAX keeps every subclass in a list
-        """The ranks of `fscoord.environment`, with a coordinator from the store in ``FSCOORD_STORE``."""
+        """Gives JAX the ranks of `fscoord.environment`, and a coordinator from the store in ``FSCOORD_STORE``."""
 
         name = DETECTION_METHOD
         opt_in_only_method = True
@@ -202,7 +202,7 @@ def _add_detection() -> None:
         def get_coordinator_address(
             cls, timeout_secs: int | None = None, override_coordinator_port: str | None = None
         ) -> str:
-            """Return the address of rank 0, which all processes have read."""
+            """Return the address of rank 0, after all processes have read it."""
             port = None if override_coordinator_port is None else int(override_coordinator_port)
             timeout = TIMEOUT_S if timeout_secs is None else timeout_secs
             name = f"fscoord/jax/{next(_uses)}"

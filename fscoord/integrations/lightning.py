@@ -1,4 +1,4 @@
-"""`FscoordEnvironment`: the processes of a Trainer or a Fabric find each other in a store.
+"""`FscoordEnvironment` lets the processes of a Trainer or a Fabric find each other through a store.
 
 It implements ``ClusterEnvironment`` of Lightning (lightning/fabric/plugins/environments/cluster_environment.py), and
 needs the extra ``fscoord[lightning]``.
@@ -33,11 +33,11 @@ _environments = count(1)
 class FscoordEnvironment(ClusterEnvironment):
     """A cluster environment for ``Trainer(plugins=[...])`` and ``Fabric(plugins=[...])``.
 
-    A launcher has started the processes, and Lightning starts none. Rank and world size come from the environment. The
-    main address is rank 0's, with a port that is free when Lightning asks for it; the store brings it to the others.
-    When Lightning asks, each process waits for all others.
+    A launcher starts the processes, not Lightning. Rank and world size come from the environment. When Lightning asks
+    for the main address, rank 0 picks a free port and publishes its address in the store, and each process waits for
+    all others.
 
-    All processes must make equally many objects of this class, because each makes a rendezvous of its own. The store
+    All processes must make the same number of these objects, because each object has a rendezvous of its own. The store
     stays open as long as the object lives.
 
     Args:
@@ -45,10 +45,10 @@ class FscoordEnvironment(ClusterEnvironment):
         rank: the number of this process; None: the rank in the environment, see `fscoord.environment`.
         world_size: the number of processes; None: the number in the environment.
         main_host: the name or address by which the others reach rank 0; None: rank 0's host name if it can be resolved,
-            or else its address on the network. Only that of rank 0 counts.
+            or else its address on the network. Only rank 0 uses this argument.
         timeout: how long to wait for the other processes, in seconds or as a `timedelta`.
-        restart_timeout: how long to wait for a new rank 0 if rank 0 has died without an address, for a launcher may be
-            starting a new one; see `fscoord.rendezvous.static_rendezvous`.
+        restart_timeout: how long to wait for a launcher to restart rank 0, if rank 0 died before it published an
+            address; see `fscoord.rendezvous.static_rendezvous`.
 
     Raises:
         ValueError: there is no store, rank or world size, or the environment contradicts itself.
@@ -73,7 +73,7 @@ class FscoordEnvironment(ClusterEnvironment):
         self._restart_timeout = restart_timeout
         self._info: RendezvousInfo | None = None
         self._place: tuple[int, int] | None = None
-        rank_zero_only.rank = self._rank  # some of Lightning's messages come before it asks for the rank
+        rank_zero_only.rank = self._rank  # Lightning prints some messages before it asks for the rank
 
     @staticmethod
     def detect() -> bool:
@@ -89,7 +89,7 @@ class FscoordEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """The address of rank 0, for which this waits.
+        """The address of rank 0. The first access waits for all processes.
 
         Raises:
             RendezvousError: rank 0 is dead. The message names its host and process.
@@ -123,16 +123,16 @@ class FscoordEnvironment(ClusterEnvironment):
         return self._find_place()[0]
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the launcher has decided."""
+        """Do nothing, because the launcher determines the world size."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the launcher has decided."""
+        """Do nothing, because the launcher determines the rank."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Check the Trainer's settings against the number of processes.
 
         Raises:
-            ValueError: their product is another number.
+            ValueError: the product of the settings is not the number of processes.
         """
         if num_devices * num_nodes != self._world_size:
             raise ValueError(
@@ -155,9 +155,9 @@ class FscoordEnvironment(ClusterEnvironment):
         return self._info
 
     def _find_place(self) -> tuple[int, int]:
-        """Return the number of this process's host, and its own number among the processes there.
+        """Return the number of this process's host, and the number of this process on that host.
 
-        The hosts are in the order of their lowest ranks.
+        Hosts are numbered in the order of their lowest ranks.
         """
         if self._place is None:
             store = self._meet().store

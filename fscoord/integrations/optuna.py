@@ -1,23 +1,22 @@
-"""`FscoordJournalBackend`: the journal of Optuna's ``JournalStorage`` in a store of fscoord. Needs ``fscoord[optuna]``.
+"""`FscoordJournalBackend` keeps the journal of Optuna's ``JournalStorage`` in a store. It needs ``fscoord[optuna]``.
 
 It implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py`` (Optuna 4.5 to
-5.0). The journal is a list of log entries, which are numbered from 0. Optuna reads on from a number, and appends.
+5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads all entries
+from a given number on.
 
-**Layout.** The entries lie in *segments*, which are values of the store. The key of a segment is the number of its
-first entry. One call of `~FscoordJournalBackend.append_logs` is one line, which one `Store.append` adds to the newest
-segment. So a call of a process that is killed has taken effect completely or not at all, and writers never have to
-retry because other processes write as well.
+**Layout.** The entries are stored in *segments*, which are values of the store. The key of a segment is the number of
+its first entry. One call of `~FscoordJournalBackend.append_logs` is one line, which one `Store.append` adds to the
+newest segment. So a call takes effect completely or not at all, even if the process is killed.
 
-A segment that has become long is *sealed*: a line that only says so is appended. The number of the entries before this
-line can't change any more. It gives the key of the next segment, and so all processes compute the same key. A line
-after the seal counts as not written. Its writer reads the segment after each append. If its own line is after the
-seal, the writer appends the line again, to the next segment. Each line begins with random digits, by which its writer
-recognizes it.
+When a segment has become long, a writer *seals* it: it appends a line that marks the end. From then on the number of
+the next entry is fixed. It is the key of the next segment, so all processes compute the same key. A line after the seal
+does not count. After each append, the writer reads the segment. If its own line is after the seal, it appends the line
+again, to the next segment. Each line begins with random digits, by which its writer recognizes it.
 
-**No entry is ever dropped.** A sealed segment is *packed*: replaced by its compressed lines, in one `Store.compare_set`
-on one key. The value still ends where it was sealed, so a line that a slow writer appends to it has no effect. Entries
-can't be dropped after a snapshot, because Optuna loads the snapshot only when it makes a new ``JournalStorage``. A
-storage that was pickled, and a storage whose snapshot another version of Optuna wrote, read the journal from entry 0.
+**No entry is ever dropped.** A sealed segment is *packed*: one `Store.compare_set` replaces it by its compressed lines.
+If a slow writer appends a line to the packed value, the line is ignored. Entries before a snapshot can't be dropped,
+because Optuna loads the snapshot only when it makes a new ``JournalStorage``. A storage that was pickled, and a storage
+whose snapshot another version of Optuna wrote, read the journal from entry 0.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ with needed_extra("fscoord.integrations.optuna", "optuna", "optuna"):
 __all__ = ["FscoordJournalBackend"]
 
 SEGMENT_BYTES: Final = 64 * 1024
-"""The length in bytes from which a segment is sealed. A store with short values has shorter segments."""
+"""A segment is sealed when it has this many bytes, or earlier if the store's longest value is short."""
 
 SEGMENTS_IN_VALUE: Final = 64
-"""A segment is at most this part of the longest value. `EtcdStore` writes the whole value again for each `append`."""
+"""How many segments fit into the longest value of the store. `EtcdStore` rewrites a whole segment to append a line."""
 
 NEAR: Final = 1000
-"""The number of entries that a reader passes over rather than ask the store for the list of its segments."""
+"""How many entries a reader skips one by one. To skip more, it lists the segments in the store."""
 
 LOG: Final = "log/"
 SNAPSHOT: Final = "snapshot"
@@ -62,12 +61,12 @@ Address = str | system.os.PathLike[str]
 
 
 class _Place(NamedTuple):
-    """A place in the journal, between two lines.
+    """A position in the journal, between two lines.
 
     Attributes:
         segment: the number of the first entry of the segment.
-        offset: how many bytes of the segment's lines are before the place.
-        number: how many entries of the journal are before the place.
+        offset: how many bytes of the segment's lines are before the position.
+        number: how many entries of the journal are before the position.
     """
 
     segment: int
@@ -79,9 +78,9 @@ class _Segment(NamedTuple):
     """The content of a segment.
 
     Attributes:
-        lines: the lines; after `end` may be more, which do not count.
-        end: the number of bytes that count.
-        is_sealed: whether the lines are complete.
+        lines: the lines. Lines after `end` do not count.
+        end: the length in bytes of the lines that count.
+        is_sealed: whether no further line can count.
         is_packed: whether the value has the compressed form.
     """
 
@@ -98,7 +97,7 @@ class _Line(NamedTuple):
         first: the number of the first entry.
         size: the number of entries; 0 between two segments.
         text: the entries, as JSON.
-        after: the place after the line.
+        after: the position after the line.
     """
 
     first: int
@@ -108,19 +107,19 @@ class _Line(NamedTuple):
 
 
 class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
-    """The journal of a ``optuna.storages.JournalStorage`` in a store of fscoord.
+    """Keeps the journal of an ``optuna.storages.JournalStorage`` in a store.
 
     `append_logs` is atomic: a process that is killed in the call has appended all its entries or none, and the journal
-    can be opened and read afterwards. An entry is acknowledged when the call returns; it then survives the death of any
-    process. It also survives a power failure if the store is durable. All processes read the entries in one order.
+    stays readable. When the call has returned, the entries survive the death of any process and, if the store is
+    durable, a power failure. All processes read the entries in the same order.
 
     Threads may share an object. A forked child may use the object of its parent if several processes can share the
-    store. The object can be pickled if it was made from an address, which it opens again; a relative path then means
-    the same file.
+    store. The object can be pickled if it was made from an address. The copy opens the same address, and a relative
+    path still means the same file.
 
     Args:
-        store: the store, or its address, as `fscoord.open_store` takes it. None: the address in ``FSCOORD_STORE``. A
-            store that is given is not closed by `close`.
+        store: the store, or its address for `fscoord.open_store`; None: the address in ``FSCOORD_STORE``. `close` does
+            not close a store that was passed open.
         prefix: the keys of the journal begin with this text and a slash. A store can hold several journals.
         snapshots: whether Optuna's snapshots are saved and loaded. A snapshot is a pickle, and loading a pickle
             executes the code in it. Pass False if other users can write to the store.
@@ -128,7 +127,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
 
     Raises:
         TypeError: `store` is neither a store nor an address, or options are given with a store.
-        ValueError: the address has the option ``world_size``: the last of so many participants removes the file.
+        ValueError: the address has the option ``world_size``, with which the last participant would remove the file.
         StoreError: the store can't be opened; see the store.
     """
 
@@ -138,7 +137,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         self._address: Address | None = None
         if isinstance(store, Store):
             if options:
-                raise TypeError(f"{', '.join(map(repr, options))}: options are for an address, and {store!r} is open")
+                raise TypeError(f"{', '.join(map(repr, options))}: options are for an address, not for {store!r}")
             self._store = store
         elif store is None or isinstance(store, (str, system.os.PathLike)):
             self._address = _absolute(system.os.environ.get(ENVIRONMENT_VARIABLE) if store is None else store, options)
@@ -153,10 +152,10 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         value_max = self._store.capabilities.value_max
         self._segment_bytes = min(SEGMENT_BYTES, value_max // SEGMENTS_IN_VALUE)
         self._line_max = value_max // 2
-        # The next three only save work. Each is replaced in one step, so that threads need no lock for them.
+        # The next three are caches. Each is replaced in one step, so that threads need no lock for them.
         self._place = _Place(0, 0, 0)  # where the last read ended
         self._newest_seen = -1  # the newest segment that is known to exist
-        self._open = -1  # the segment for the next line, as far as is known; -1: look
+        self._open = -1  # the segment for the next line, as last seen; -1: list the segments
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store!r}, prefix={self._prefix!r})"
@@ -183,7 +182,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     # -- BaseJournalBackend --------------------------------------------------------------------------------------------
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the entries with the number `log_number_from` and higher. Only the segments that hold them are read.
+        """Yield the entries with the number `log_number_from` and higher. Only their segments are read.
 
         Raises:
             StoreError: the store failed, or a value of the journal was not written by this class.
@@ -201,7 +200,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             TypeError: an entry can't be written as JSON. Nothing was written.
             LimitExceededError: the entries are too long for a value of the store. Nothing was written.
             StoreError: the store failed. ``maybe_applied`` says whether the entries may have been written.
-            StoreTimeoutError: the same, at the timeout of the store.
+            StoreTimeoutError: the store did not answer within its timeout. ``maybe_applied`` means the same.
         """
         self._refuse_other_process()
         if not logs:
@@ -224,9 +223,9 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     # -- BaseJournalSnapshot -------------------------------------------------------------------------------------------
 
     def save_snapshot(self, snapshot: bytes) -> None:
-        """Save `snapshot`, from which new storages begin. A failure is logged, because no data depends on a snapshot.
+        """Save `snapshot`, which new storages load. A failure is only logged, because no data depends on a snapshot.
 
-        No snapshot is saved if it is longer, compressed, than a value of the store can be.
+        It is a failure, too, if the compressed snapshot is too long for a value of the store.
         """
         if not self._has_snapshots:
             return
@@ -239,10 +238,9 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             logger(__name__).warning("%r: no snapshot was saved, so storages open more slowly: %s", self, error)
 
     def load_snapshot(self) -> bytes | None:
-        """Return the last snapshot.
+        """Return the last snapshot; None if there is none, or if another version of Optuna or Python has saved it.
 
-        Return None if there is none, or if another version of Optuna or Python has saved it. Optuna could fail to load
-        such a pickle, and reads the whole journal instead.
+        Optuna could fail to load the pickle of another version. With None it reads the whole journal.
         """
         tag = _snapshot_tag()
         value = self._view.get(SNAPSHOT, default=b"") if self._has_snapshots else b""
@@ -259,8 +257,8 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     def compact(self) -> int:
         """Pack the sealed segments that are not packed yet, and compact the file of a `~fscoord.FileStore`.
 
-        A segment is packed when it is sealed, so this is only needed if a process was killed just then, or before the
-        file is archived. No entry is dropped, and other processes may read and append at the same time.
+        A segment is packed when it is sealed. So this call is useful only if a process was killed at that moment, or
+        before the file is archived. No entry is dropped, and other processes may read and append at the same time.
 
         Returns:
             The number of segments that this call has packed.
@@ -272,7 +270,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return packed
 
     def _append(self, number: int, line: bytes, mark: bytes) -> tuple[bool, int]:
-        """Append `line` to the segment `number`; return whether it counts, and which segment comes next for a line."""
+        """Append `line` to the segment `number`. Return whether it counts, and the segment for the next line."""
         key = _key(number)
         self._view.append(key, line)
         try:
@@ -290,7 +288,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return counts, number
 
     def _seal(self, key: str, segment: _Segment) -> _Segment:
-        """Seal and pack the segment `key`, and return it. A failure is logged: the entries of the caller are written.
+        """Seal and pack the segment `key`, and return it. A failure is only logged: the entries are written already.
 
         If the process dies here, the next writer seals the segment.
         """
@@ -304,9 +302,9 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return segment
 
     def _pack(self, key: str) -> bool:
-        """Pack the segment `key` if it is sealed and not packed; return whether this call did so.
+        """Pack the segment `key` if it is sealed and not packed. Return whether this call has packed it.
 
-        If another process appends to the value or packs it at the same time, the call does nothing.
+        If another process changes the value at the same time, the call does nothing.
         """
         value = self._view.get(key)
         segment = self._decode(key, value)
@@ -324,7 +322,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             raise self._foreign(LOG) from error
 
     def _place_before(self, number: int) -> _Place:
-        """Return a known place before the entry `number`, or at it."""
+        """Return a position from which a reader reaches the entry `number`."""
         place = self._place
         if place.number <= number <= place.number + NEAR:
             return place
@@ -336,7 +334,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return _Place(first, 0, first)
 
     def _lines_from(self, place: _Place) -> Iterator[_Line]:
-        """Yield all lines from `place` on. Between two segments a line without entries is yielded."""
+        """Yield all lines from `place` on, and a line without entries between two segments."""
         while True:
             key = _key(place.segment)
             if place.segment > self._newest_seen:
@@ -378,9 +376,9 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return entries
 
     def _decode(self, key: str, value: bytes, offset: int = 0) -> _Segment:
-        """Return the segment in `value`. It is known not to be sealed before `offset`."""
+        """Decode the segment in `value`. The caller knows that there is no seal before `offset`."""
         if value.startswith(PACKED):
-            # Behind the compressed lines may be a line that a slow writer has appended.
+            # A slow writer may have appended a line to the compressed lines.
             stream = zlib.decompressobj()
             try:
                 lines = stream.decompress(value[len(PACKED) :])
@@ -401,7 +399,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         )
 
     def _refuse_other_process(self) -> None:
-        """Raise the error of a process that writes to its own copy of a store in memory, which no other will read."""
+        """Raise `StoreError` if a forked child would write to its own copy of a store in memory."""
         if self._owner is not None and self._owner != system.os.getpid():
             raise StoreError(
                 f"{self._store!r} is in the memory of process {self._owner}, and process {system.os.getpid()} would"
@@ -431,8 +429,8 @@ def _absolute(address: Address | None, options: Iterable[str]) -> Address | None
         return address
     if "world_size" in {*query, *options}:
         raise ValueError(
-            f"{address!r} has the option world_size: the last of so many participants would remove the file, and the"
-            " study with it; leave the option out"
+            f"{address!r} has the option world_size: the last participant would remove the file, and the study with it;"
+            " leave the option out"
         )
     return absolute(address)
 
@@ -440,7 +438,7 @@ def _absolute(address: Address | None, options: Iterable[str]) -> Address | None
 def _reopen(
     address: Address, prefix: Key, snapshots: bool, options: dict[str, Any], owner: int | None
 ) -> FscoordJournalBackend:
-    """Return a backend on the store of the one that was pickled, in process `owner` if the store is in memory."""
+    """Return a backend for an unpickled object. If the store is in the memory of `owner`, only `owner` can open it."""
     if owner is not None and owner != system.os.getpid():
         raise StoreError(
             f"the store {address!r} is in the memory of process {owner}, and process {system.os.getpid()} can't open"

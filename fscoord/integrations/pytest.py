@@ -1,4 +1,4 @@
-"""`Run`: the store that the workers of one pytest run share, and values that are made once and torn down at the end.
+"""`Run` gives a pytest worker the store that all workers share, and values that are made once for all workers.
 
 The plugin itself is `pytest_fscoord`.
 """
@@ -34,16 +34,16 @@ class Once(Protocol):
         *,
         timeout: Timeout | None = WORK_TIMEOUT_S,
     ) -> bytes:
-        """Do `work` in one worker; the arguments and errors are those of `Run.once`."""
+        """Call `Run.once` of this worker."""
 
 
 class Run:
-    """The part of one worker in a run. A run without pytest-xdist has one worker.
+    """One worker of a pytest run, with its handle of the store. A run without pytest-xdist has one worker.
 
     Args:
         path: the file of the store that all workers open.
         worker: the name of this worker.
-        timeout: how long operations on the store wait by default.
+        timeout: how long operations on the store wait by default, in seconds or as a `timedelta`.
     """
 
     def __init__(self, path: str | system.os.PathLike[str], worker: str, timeout: Timeout) -> None:
@@ -53,12 +53,9 @@ class Run:
         self._teardowns: list[tuple[str, Callable[[bytes], object], bytes]] = []
 
     def register(self) -> None:
-        """Record that this worker may use values of other workers.
+        """Record that this worker may use values of other workers. Every worker calls this before its first test.
 
-        Every worker calls this method before its first test.
-
-        The method holds the lock. So a worker that replaces a dead worker registers either before a teardown begins, or
-        after the teardown has ended.
+        It holds the lock of the teardowns, so a worker that replaces a dead worker can't register during a teardown.
         """
         if not self._is_registered:
             with self._lock:
@@ -73,13 +70,13 @@ class Run:
         *,
         timeout: Timeout | None = WORK_TIMEOUT_S,
     ) -> bytes:
-        """Do the work in one worker, as `fscoord.recipes.once` does, and return its value in all workers.
+        """Call `work` in one worker, as `fscoord.recipes.once` does, and return its value in all workers.
 
         Args:
             name: the name of the work.
             work: called without arguments; returns a value for the store.
-            teardown: called with the value, in one of the workers that passed a teardown, when every worker has run its
-                last test or has died.
+            teardown: called with the value when every worker has run its last test or has died. It runs in one of the
+                workers that passed a teardown.
             timeout: how long to wait for another worker's value, in seconds or as a `timedelta`; None means the store's
                 timeout.
 

@@ -1,12 +1,12 @@
-"""`FscoordDriver`: ``fscoord://`` for OpenStack's coordination library tooz, in a file that hosts may share.
+"""`FscoordDriver` is a driver of OpenStack's coordination library tooz, for ``fscoord:///path``, a store in a file.
 
 The module implements the interface of ``tooz.coordination.CoordinationDriver`` and ``tooz.locking.Lock``, as
 https://docs.openstack.org/tooz/latest/ documents them. tooz finds the driver by its entry point. It needs the extra
 ``fscoord[tooz]``.
 
-A group is a key, which says that the group exists, and a `~fscoord.recipes.Membership`. A process holds a lock of the
-group while it creates, joins or deletes the group, because each of these looks first and writes then. The write is a
-single step, so a process that dies there leaves a group that is whole. Its death releases the lock.
+A group is a key, which shows that the group exists, and a `~fscoord.recipes.Membership`. To create, join or delete a
+group, a process first reads and then writes, so it holds a lock of the group. The write is a single step. So a process
+that dies between these steps leaves the group intact, and its death releases the lock.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 GROUPS: Final = "tooz/groups/"
-"""Below it there is a key for each group that exists."""
+"""The prefix of the keys of existing groups."""
 MEMBERS: Final = "tooz/members/"
 LEADERS: Final = "tooz/leaders/"
 LOCKS: Final = "tooz/locks/"
 CHANGES: Final = "tooz/changes/"
-"""Below it there is a lock for each group, which is held while the group is created, joined or deleted."""
+"""The prefix of the locks that a process holds while it creates, joins or deletes a group."""
 
 HEARTBEAT_S: Final = 10.0
 """How many seconds `FscoordDriver.heartbeat` asks the caller to wait. Nothing depends on it."""
 
 
 class FscoordLock(locking.Lock):
-    """A lock of tooz, exclusive or shared, which is a `~fscoord.recipes.ReadWriteLock`.
+    """A lock of tooz, exclusive or shared. It uses a `~fscoord.recipes.ReadWriteLock`.
 
     Contenders acquire it in the order of their requests, across processes and hosts. The death of a holder releases the
-    lock, and so does the end of its coordinator. An object that holds the lock shared may acquire it shared again. An
-    object may be used in several threads: any of them may release what another one has acquired, as in tooz's drivers.
+    lock, and so does the end of its coordinator. An object that holds the lock shared may acquire it shared again.
+    Several threads may use one object: as in tooz's drivers, any of them may release what another has acquired.
 
     Args:
         store: the store of the coordinator.
@@ -84,9 +84,9 @@ class FscoordLock(locking.Lock):
             return side.acquire(timeout=-1 if limit is None else limit)
 
     def _acquire_again(self) -> bool:
-        """Return whether this object holds the lock shared, after counting one acquisition more.
+        """If this object holds the lock shared, count one more acquisition, and return True.
 
-        A request of its own would wait in line after a writer that waits until this object has released the lock.
+        A new request could deadlock: it would wait for a waiting writer, and the writer waits for this object.
         """
         with self._state_lock:
             is_held = _is_valid(self._lock.reader.check)
@@ -104,7 +104,7 @@ class FscoordLock(locking.Lock):
             return _release(self._lock.writer.release) or _release(self._lock.reader.release)
 
     def is_still_owner(self) -> bool:
-        """Return whether this object holds the lock, as the store has it."""
+        """Return whether this object holds the lock, according to the store."""
         with _tooz_errors(f"the lock {self._key!r}"):
             return _is_valid(self._lock.writer.check) or _is_valid(self._lock.reader.check)
 
@@ -113,9 +113,9 @@ class FscoordLock(locking.Lock):
         return self.is_still_owner()
 
     def break_(self) -> bool:
-        """Release the lock, whichever coordinators hold it, and return whether one did.
+        """Take the lock away from all holders, and return whether there were any.
 
-        The holders get no notice: their ``release`` returns False, and ``is_still_owner`` is False.
+        The holders get no notice: their ``release`` and ``is_still_owner`` return False.
         """
         with _tooz_errors(f"the lock {self._key!r}"):
             broken = [force_release(self._store, self._key, holder.token) for holder in self._lock.holders()]
@@ -146,7 +146,7 @@ def _release(release: Callable[[], None]) -> bool:
 
 @contextmanager
 def _tooz_errors(what: str) -> Iterator[None]:
-    """Raise fscoord's errors as tooz's, for callers that catch ``ToozError``. `what` is what the error is about."""
+    """Convert fscoord's errors to tooz's, for callers that catch ``ToozError``. The message begins with `what`."""
     try:
         yield
     except StoreTimeoutError as error:
@@ -160,7 +160,7 @@ def _tooz_errors(what: str) -> Iterator[None]:
 def _of_group(
     method: Callable[Concatenate[FscoordDriver, bytes, P], R],
 ) -> Callable[Concatenate[FscoordDriver, bytes, P], coordination.CoordinatorResult[R]]:
-    """Return the method that calls `method` with a group's id in the executor, and returns tooz's result of it."""
+    """Return a method that calls `method` in the executor, with the group's id as bytes, and returns tooz's future."""
 
     def submit(
         self: FscoordDriver, group_id: bytes, /, *arguments: P.args, **named: P.kwargs
@@ -177,10 +177,10 @@ def _of_group(
 class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordination.CoordinationDriverWithExecutor):
     """The coordinator for ``fscoord:///shared/job/store``: groups, watchers, elections and locks in a store.
 
-    The URL is that of `~fscoord.open_store` for a file, with another scheme, and its query takes the same options. The
+    Apart from its scheme, the URL is that of `~fscoord.open_store` for a file, with the same options in its query. The
     keyword arguments of ``tooz.coordination.get_coordinator`` are options, too. tooz's own option ``executor`` is
-    ``sync`` by default: a call takes less time than handing it to a thread, and tooz's thread delays ``stop`` by a
-    second. With ``executor=thread`` a call returns at once, and only its result's ``get`` waits.
+    ``sync`` by default, because a call takes less time than to hand it to a thread, and tooz's thread delays ``stop``
+    by a second. With ``executor=thread`` a call returns at once, and only ``get()`` of the future waits.
 
     A member that dies leaves its groups, loses its locks and stops leading by itself, as soon as its death is detected.
     No process sends heartbeats for that, and no timeout has to pass. So ``requires_beating`` is False.
@@ -293,7 +293,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         return Membership(self._store, MEMBERS + _quoted(group_id), data)
 
     def _participants(self, group_id: bytes) -> dict[bytes, Participant]:
-        """Return the participants of a group that exists, by the ids of the members."""
+        """Return {member id: participant} of a group. Raise ``GroupNotCreated`` if there is no such group."""
         if not self._exists(group_id):
             raise coordination.GroupNotCreated(group_id)
         return {_member(each)["member_id"]: each for each in self._membership(group_id).members()}
@@ -306,7 +306,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def create_group(self, group_id: bytes) -> None:
-        """Create a group; its result raises ``GroupAlreadyExist``."""
+        """Create a group. ``get()`` of the future raises ``GroupAlreadyExist``."""
         with self._changing(group_id):
             if self._exists(group_id):
                 raise coordination.GroupAlreadyExist(group_id)
@@ -314,14 +314,14 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def delete_group(self, group_id: bytes) -> None:
-        """Delete a group; its result raises ``GroupNotCreated`` or ``GroupNotEmpty``."""
+        """Delete a group. ``get()`` of the future raises ``GroupNotCreated`` or ``GroupNotEmpty``."""
         with self._changing(group_id):
             if self._participants(group_id):
                 raise coordination.GroupNotEmpty(group_id)
             self._store.delete_key(GROUPS + _quoted(group_id))
 
     def get_groups(self) -> coordination.CoordinatorResult[list[bytes]]:
-        """Return the ids of all groups, as the result of a call."""
+        """Return a future of the ids of all groups."""
 
         def call() -> list[bytes]:
             with _tooz_errors(self._url):
@@ -331,7 +331,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def join_group(self, group_id: bytes, capabilities: coordination.Capabilities | None = None) -> None:
-        """Join a group; its result raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
+        """Join a group. ``get()`` of the future raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
         member = self._membership(group_id, self._data(capabilities))
         with self._changing(group_id):
             if self._member_id in self._participants(group_id):
@@ -351,22 +351,22 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def leave_group(self, group_id: bytes) -> None:
-        """Leave a group; its result raises ``GroupNotCreated`` or ``MemberNotJoined``.
+        """Leave a group. ``get()`` of the future raises ``GroupNotCreated`` or ``MemberNotJoined``.
 
-        If another coordinator with this member's id has joined the group, that other coordinator is removed.
+        If another coordinator with the same member id has joined the group, that coordinator is removed.
         """
         own = self._own.pop(group_id, None)
         self._joined_groups.discard(group_id)
         if own is not None and own.leave():
             return
-        with self._changing(group_id):  # without it, the number of the participant may be given to another one
+        with self._changing(group_id):  # without the lock, another member could get the participant's number meanwhile
             found = self._participants(group_id).get(self._member_id)
             if found is None or not self._membership(group_id).evict(found):
                 raise coordination.MemberNotJoined(group_id, self._member_id)
 
     @_of_group
     def update_capabilities(self, group_id: bytes, capabilities: coordination.Capabilities) -> None:
-        """Replace this member's capabilities; its result raises ``GroupNotCreated`` or ``MemberNotJoined``."""
+        """Replace this member's capabilities. ``get()`` raises ``GroupNotCreated`` or ``MemberNotJoined``."""
         joined = self._participant(group_id, self._member_id)["created_at"]
         own = self._own.get(group_id)
         if own is None:  # another coordinator with this member's id has joined
@@ -375,12 +375,12 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             own.update(self._data(capabilities, joined))
         except FscoordError:
             raise
-        except RuntimeError as error:  # it was removed from the group, or taken for dead
+        except RuntimeError as error:  # this member was removed from the group, or taken for dead
             raise_if_foreign(error)
             raise coordination.MemberNotJoined(group_id, self._member_id) from error
 
     def _data(self, capabilities: coordination.Capabilities | None, joined: float | None = None) -> bytes:
-        """Return the record of this member, which joined at the time `joined`, or joins now."""
+        """Return this member's data. `joined` is when it joined, in seconds since the epoch; None: now."""
         now = system.time.time()
         data: bytes = utils.dumps(
             {
@@ -394,26 +394,26 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_members(self, group_id: bytes) -> set[bytes]:
-        """Return the ids of a group's members; its result raises ``GroupNotCreated``."""
+        """Return a future of the ids of a group's members. ``get()`` of the future raises ``GroupNotCreated``."""
         return set(self._participants(group_id))
 
     @_of_group
     def get_member_capabilities(self, group_id: bytes, member_id: bytes) -> coordination.Capabilities | None:
-        """Return a member's capabilities; its result raises ``GroupNotCreated`` or ``MemberNotJoined``."""
+        """Return a future of a member's capabilities. ``get()`` raises ``GroupNotCreated`` or ``MemberNotJoined``."""
         capabilities: coordination.Capabilities | None = self._participant(group_id, member_id)["capabilities"]
         return capabilities
 
     @_of_group
     def get_members_with_capabilities(self, group_id: bytes) -> dict[bytes, coordination.Capabilities | None]:
-        """Return a future of {member id: capabilities}; ``get()`` of the future raises ``GroupNotCreated``."""
+        """Return a future of {member id: capabilities}. ``get()`` of the future raises ``GroupNotCreated``."""
         members = map(_member, self._participants(group_id).values())
         return {member["member_id"]: member["capabilities"] for member in members}
 
     @_of_group
     def get_member_info(self, group_id: bytes, member_id: bytes) -> dict[str, Any]:
-        """Return a member's capabilities, and when it joined and last changed them, by the clock of its host.
+        """Return a future of a member's capabilities and the times of its join and last update, by its host's clock.
 
-        The result raises ``GroupNotCreated`` or ``MemberNotJoined``.
+        ``get()`` of the future raises ``GroupNotCreated`` or ``MemberNotJoined``.
         """
         member = self._participant(group_id, member_id)
         times = {name: utils.millis_to_datetime(1000 * member[name]) for name in ("created_at", "updated_at")}
@@ -427,10 +427,10 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         return self._elections[group_id]
 
     def run_watchers(self, timeout: float | None = None) -> list[Any]:
-        """Call the callbacks for what has changed in the watched groups since the last call, and run for election.
+        """Call the callbacks for changes in the watched groups since the last call, and take part in elections.
 
         Args:
-            timeout: how long to wait for the store at most, in seconds.
+            timeout: how many seconds to wait for the store at most.
 
         Returns:
             The results of the callbacks for members that joined or left.
@@ -440,7 +440,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         return results
 
     def run_elect_coordinator(self) -> None:
-        """Lead each group whose election is watched and that has no leader, and call the callbacks of these groups."""
+        """Become the leader of each watched election that has none, and call the callbacks of these groups."""
         for group_id in list(self._hooks_elected_leader):
             with _tooz_errors(f"the election of the group {_text(group_id)!r}"):
                 election = self._election(_id(group_id))
@@ -459,19 +459,19 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_leader(self, group_id: bytes) -> Any:  # tooz declares bytes, and its own drivers return None as well
-        """Return the id of the member that leads a group, or None."""
+        """Return a future of the id of the member that leads a group, or of None."""
         leader = self._election(group_id).leader()
         return None if leader is None else leader.data
 
     # -- locks ---------------------------------------------------------------------------------------------------------
 
     def get_lock(self, name: bytes) -> FscoordLock:
-        """Return the lock `name`, which ends with this coordinator: ``stop`` releases it."""
+        """Return the lock `name`. ``stop`` of this coordinator releases it."""
         return FscoordLock(self._store, name)
 
 
 def _id(text: bytes | str) -> bytes:
-    """Return an id as bytes, which tooz gives and takes; a caller may write a ``str``."""
+    """Return an id as bytes, which tooz uses. Callers may pass a ``str``."""
     return text.encode() if isinstance(text, str) else text
 
 
@@ -480,7 +480,7 @@ def _text(name: bytes | str) -> str:
 
 
 def _quoted(name: bytes | str) -> str:
-    """Return `name` without a slash, so that no group's or lock's keys are among those of another."""
+    """Return `name` with its slashes quoted, so that no key of one group or lock is below a key of another."""
     return quote_from_bytes(_id(name), safe="")
 
 

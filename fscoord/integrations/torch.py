@@ -1,4 +1,4 @@
-"""`TorchStore`: any store of fscoord as a `torch.distributed.Store`, and ``init_method="fscoord:///path"``.
+"""`TorchStore` wraps a store as a `torch.distributed.Store`. `rendezvous` serves ``init_method="fscoord:///path"``.
 
 The import of this module registers the URL scheme. It needs the extra ``fscoord[torch]``.
 """
@@ -51,7 +51,7 @@ _NO_LIMIT = timedelta(0)
 
 
 def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """Raise fscoord's errors as torch's errors, which callers in torch catch, such as elastic's barrier."""
+    """Convert fscoord's errors to torch's, which callers in torch catch, such as elastic's barrier."""
 
     @wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
@@ -72,23 +72,23 @@ _open_stores: set[TorchStore] = set()
 
 
 class TorchStore(dist.Store):
-    """`store` as a real ``torch.distributed.Store``, for ``init_process_group(store=...)`` and other code of torch.
+    """Wraps `store` as a real ``torch.distributed.Store``, for ``init_process_group(store=...)`` and other torch code.
 
     Every error of the store is raised as an error of the same class that is also a ``DistStoreError``, with the
     original as its ``__cause__``. So torch's own ``elastic.utils.store.barrier`` names the missing ranks after a
     timeout. `ValueError` and `OverflowError` are raised unchanged. A timeout of zero means no limit, as in torch. With
     a negative timeout an operation tries once.
 
-    torch's C++ base class keeps the timeout. Each operation passes its present value to `store`.
+    torch's C++ base class keeps the timeout. Each operation first sets the timeout of `store` to it.
 
     torch's C++ keeps no reference to a Python store (pytorch issue 106633), and a process group whose store has been
     collected fails at its next use. So an object of this class lives until it is closed, or the process ends.
 
     Args:
-        store: the store, which belongs to this object from now on and is closed with it.
+        store: the store. `close` of this object closes it.
     """
 
-    timeout: timedelta  # of torch's C++, whose stubs leave it out
+    timeout: timedelta  # an attribute of torch's C++ class, which the stubs leave out
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class TorchStore(dist.Store):
         self._store.close()
 
     def _store_with_timeout(self) -> Store:
-        """Return the store, after setting its timeout to the timeout of the C++ base class."""
+        """Set the store's timeout to that of the C++ base class, and return the store."""
         limit = self.timeout
         if limit != self._limit:
             self._store.set_timeout(_from_torch(limit))
@@ -222,7 +222,7 @@ class TorchStore(dist.Store):
 
 
 def _to_torch(limit: timedelta) -> timedelta:
-    """Return `limit` as torch represents it. torch rounds to milliseconds, and 0 would mean no limit."""
+    """Convert `limit` for torch, at least 1 ms: torch rounds to milliseconds, and 0 would mean no limit."""
     return _NO_LIMIT if limit == timedelta.max else max(limit, timedelta(milliseconds=1))
 
 
@@ -238,23 +238,23 @@ def _call_timeout(timeout: Timeout | None) -> Timeout | None:
 def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:
     """Yield the store at `url`, the rank and the world size. ``init_method="fscoord:///path?..."`` calls this.
 
-    The URL is that of `open_store` with another scheme, and takes the same options in its query. Three slashes and the
+    Apart from its scheme, the URL is that of `open_store`, with the same options in its query. Three slashes and the
     path follow the scheme, or four slashes, as torch writes it. Only the host ``localhost`` is accepted. ``rank`` and
-    ``world_size`` belong to the process group, and may be given in the URL or as arguments of ``init_process_group``.
+    ``world_size`` belong to the process group. They are given in the URL, or as arguments of ``init_process_group``.
 
-    The keys of an earlier launch would lead the ranks of the next launch to addresses without a listener. So the store
-    is opened with ``world_size``: each launch is a run of the store (see `FileStore`), with the ``run_id`` of the URL
-    or of the environment if there is one. A process keeps this participant until it exits, for all its groups there.
+    The store is opened with ``world_size``, so each launch is a run of the store (see `FileStore`), and reads no
+    addresses of an earlier launch. The run has the ``run_id`` of the URL or of the environment, if there is one. A
+    process stays a participant until it exits, and uses the same handle for all its groups in this run.
 
     Each group has keys of its own, and begins when all ranks have joined it. A call joins the latest group of its world
     size, or begins the next group if this process has joined the latest one before. If ranks are missing at the end of
-    the timeout, the group is given up for all ranks, and those that still wait, or come later, join the next group. So
-    the n-th group of one rank is the n-th of all ranks, and a call that has failed can be repeated.
+    the timeout, all ranks give up the group. Ranks that still wait, or come later, join the next group. So the n-th
+    group of one rank is the n-th of all ranks, and a failed call can be repeated.
 
     Raises:
         DistStoreError: its cause is `StoreTimeoutError` if ranks are missing, `StaleRunError` if a later run has begun,
-            `UsedBeforeError` if another process is this rank, or the `StoreError` because of which the store can't be
-            opened. Another process may take the rank of a process that has ended, if the run has no id.
+            `UsedBeforeError` if another process has this rank, or another `StoreError` if the store can't be opened. If
+            the run has no id, a process may take the rank of a process that has ended.
         ValueError: rank, world size or an option is missing or invalid, the URL names a host, or the other participants
             have opened the store with another world size.
     """
@@ -262,9 +262,9 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
         store, rank, world_size = _join_group(url, timeout)
     except BaseException:
         if not dist.is_initialized():
-            # torch names a group by the number of groups so far, and counts a call that has failed. Without this, a
-            # rank that repeats a call would wait for the others under another name than they use. torch has no public
-            # name for the number, and sets it to 0 itself when the last group is destroyed.
+            # torch names a group by the number of groups so far, and counts failed calls, too. Without this reset, a
+            # rank that repeats a failed call would use another name than the other ranks. torch has no public name for
+            # the number, and sets it to 0 itself when the last group is destroyed.
             vars(dist.distributed_c10d)["_group_count"] = 0
         raise
     yield TorchStore(store), rank, world_size
@@ -293,17 +293,17 @@ RANKS: Final = "fscoord/rank/"
 """The prefix of the keys of a process group's ranks. The key of a rank has its process: ``{session} {host}:{pid}``."""
 
 OUTCOME: Final = "fscoord/outcome"
-"""The key of a group that all ranks have joined, or that a rank has given up. The first value that is written stays."""
+"""The key for the outcome of a group: all ranks have joined, or a rank has given up. Only the first write counts."""
 
 COMPLETE: Final = b"complete"
 GIVEN_UP: Final = b"given up"
 
 
 class _Participant:
-    """The store of this process for all process groups at one path, and in one run.
+    """Joins this process to the process groups at one path and in one run.
 
     Args:
-        store: the store, which is closed when the process exits. A group has a view of it.
+        store: the store, which is closed when the process exits. Each group uses a view of it.
         rank: the rank with which the store was opened. The process may have another rank in a later group.
         has_run_id: whether the URL names the run.
     """
@@ -325,7 +325,7 @@ class _Participant:
         return False
 
     def next_group(self, url: str, rank: int, world_size: int) -> Store:
-        """Wait for the other ranks in the next process group, in which this process is `rank`. Return its store."""
+        """Join the next process group as `rank`, and wait for the other ranks. Return the store of the group."""
         latest, start = f"fscoord/torch/{world_size}", system.time.monotonic()
         attempt = Attempt(key_bytes(latest), rank, world_size, to_seconds(self.store.timeout), start)
         while True:
@@ -348,17 +348,17 @@ class _Participant:
                 words = {"yes": "is alive", "no": "has ended", "unknown": "may be alive"}[state]
                 raise UsedBeforeError(
                     f"{url}: rank {rank} is already taken by process {printable(place)}, which {words}. The other ranks"
-                    " may have its address, so no other process can take its place before one of them has called"
-                    " init_process_group again. Give each launch a path or a run_id of its own (?run_id=ID, the same"
-                    f" for all its ranks), and let workers that a launcher restarts use env://{group._closer_look()}"
+                    " may have its address, so this process can't take the rank. Give each launch a path or a run_id of"
+                    " its own (?run_id=ID, the same for all its ranks). Workers that a launcher restarts need"
+                    f" env://{group._closer_look()}"
                 )
 
 
 def _is_complete(group: Store, attempt: Attempt) -> bool:
     """Wait until all ranks have joined `group`, or a rank has given up. Return whether all have joined.
 
-    No rank writes an address before this function returns. One key has the outcome, so it is the same for the last
-    rank that joins, and for a rank whose time ends at that moment.
+    No rank writes an address before this function returns. All ranks agree, because the outcome is one key, even if the
+    time of one rank ends when the last rank joins.
     """
     keys = [f"{RANKS}{rank}" for rank in range(attempt.world_size)]
     try:
@@ -382,9 +382,9 @@ _participants: dict[tuple[int, str, str | None, str | None], _Participant] = {}
 def _path_and_options(url: str) -> tuple[str, dict[str, str]]:
     """Return the path and the options of `url`, decoded.
 
-    ``fscoord:////path`` is how torch writes an absolute path after ``fscoord:///``. torch parses a URL and joins it
-    again before it calls a handler. ``urllib`` of Python 3.12 and earlier then leaves two of the four slashes, so that
-    the first directory looks like a host. If that directory exists, the URL is read as such a path.
+    torch writes an absolute path after ``fscoord:///``, so there are four slashes. Before torch calls a handler, it
+    parses the URL and joins it again. ``urllib`` of Python 3.12 and earlier then leaves two slashes, so that the first
+    directory looks like a host. If that directory exists, this function takes the host as a directory.
     """
     from urllib.parse import urlsplit, urlunsplit
 

@@ -1,8 +1,8 @@
-"""``torchrun --rdzv-backend=fscoord --rdzv-endpoint=/shared/job``: fscoord's rendezvous, found by its entry point.
+"""Serves ``torchrun --rdzv-backend=fscoord --rdzv-endpoint=/shared/job``. torchrun finds it by its entry point.
 
 The endpoint is a path or the address of a store, as for `fscoord.rendezvous.create_backend`. The rendezvous itself
-listens on no port. The address that workers get for ``env://`` is the host of rank 0, with a port that was free when
-the nodes agreed on the round.
+listens on no port. For ``env://``, workers get the host of rank 0, and a port that was free when the nodes agreed on
+the round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ELASTIC_ERRORS: dict[type[errors.RendezvousError], type[Exception]] = {
 
 
 def _raise_elastic_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """Raise the errors of a rendezvous as elastic's errors, which torchrun's agent handles."""
+    """Convert the errors of a rendezvous to elastic's errors, which torchrun's agent handles."""
 
     @wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
@@ -47,7 +47,7 @@ def _raise_elastic_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class TorchrunHandler(elastic.RendezvousHandler):
-    """`handler` with the interface that torchrun's agent calls."""
+    """Wraps `handler` with the interface that torchrun's agent calls."""
 
     def __init__(self, handler: DynamicRendezvousHandler) -> None:
         self._handler = handler
@@ -108,5 +108,5 @@ def create(params: Any) -> TorchrunHandler:
 
 
 def get_handler() -> Callable[[Any], TorchrunHandler]:
-    """Return the function that creates handlers: the entry point ``fscoord`` of the group ``torchrun.handlers``."""
+    """Return `create`. This is the entry point ``fscoord`` of the group ``torchrun.handlers``."""
     return create

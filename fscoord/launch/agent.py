@@ -1,4 +1,4 @@
-"""`Agent`: one node of an elastic job. It takes part in rounds, runs its workers in each, and ends with the job."""
+"""`Agent` runs one node of an elastic job: it joins each round, and starts, watches and stops the node's workers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fscoord.stores.url import file_url, with_options
 
 
 class Access:
-    """The group and the permissions of the rendezvous's file, which the files and directories beside it get as well.
+    """Creates files and directories with the group and the permissions of the rendezvous's file.
 
-    If the store is not a file, or only its owner may use the file, the umask decides, as it does for other programs.
+    If the store is not a file, or only the owner may use the file, the umask decides, as it does for other programs.
 
     Args:
         store: the store of the rendezvous.
@@ -64,7 +64,7 @@ class Access:
     def make_directory_in(self, parent: int, path: str) -> int:
         """Create the directory `path` in the open directory `parent`, and return a descriptor of it.
 
-        No other user can rename in `parent`, or in the new directory.
+        The caller ensures that no other user can rename files in `parent`. The new directory is protected, too.
         """
         system.os.mkdir(path, 0o755 if self.file_mode is None else 0o700, dir_fd=parent)
         fd = system.open_file(path, _DIRECTORY, 0, system.loose, dir_fd=parent)
@@ -86,23 +86,23 @@ class Access:
         system.os.fchmod(fd, system.stat.S_ISGID | mode)
 
     def make_directories(self, path: str) -> None:
-        """Create the directory `path` and its missing parents, each as `make_directory` does."""
+        """Create the directory `path` and its missing parents by `make_directory`."""
         parent = system.os.path.dirname(path)
         if parent and not system.os.path.isdir(parent):
             self.make_directories(parent)
         try:
             system.close_quietly(self.make_directory(path))
-        except FileExistsError:  # of another node, or of an earlier job
+        except FileExistsError:  # created by another node, or by an earlier job
             if not system.os.path.isdir(path):
                 raise
 
     def open_log_directory(self, path: str) -> int:
-        """Return a descriptor of `path`, a directory for the files of this node, in which no other user can rename.
+        """Return a descriptor of the directory `path`, for the files of this node. Create it if it is missing.
 
-        The directory is created, with its missing parents, unless it exists.
+        No other user can rename files in the directory.
 
         Raises:
-            InsecurePathError: the directory exists, and belongs to another user, or others can write to it.
+            InsecurePathError: an existing directory belongs to another user, or other users can write to it.
         """
         try:
             fd = system.open_file(path, _DIRECTORY, 0, system.loose)
@@ -115,7 +115,7 @@ class Access:
         if found.st_uid != system.os.geteuid() or found.st_mode & 0o022:
             system.close_quietly(fd)
             raise errors.InsecurePathError(
-                f"{path} belongs to another user, or others can write to it; name another directory of log files",
+                f"{path} belongs to another user, or others can write to it; name another directory for the log files",
                 path=path,
             )
         return fd
@@ -125,7 +125,7 @@ _DIRECTORY: Final = system.os.O_RDONLY | getattr(system.os, "O_DIRECTORY", 0)
 
 
 class RoundStore:
-    """A store that only the workers of one round use, so that it is empty when they start.
+    """Creates a store for the workers of one round, and removes it at the end of the ``with``.
 
     If the store of the rendezvous is the file JOB, the store of the round is the file ``JOB.round-{name}/store``, with
     the same options. The directory and the file have the group and the permissions of JOB, so that the same users can
@@ -160,7 +160,7 @@ class RoundStore:
             self.address = self._below.address
 
     def has_content(self) -> bool:
-        """Return whether a worker of this round has opened the store."""
+        """Return whether the store may have content. A file has none if no worker of this round has created it."""
         return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
 
     def __enter__(self) -> RoundStore:
@@ -188,17 +188,17 @@ ROUND_CHECK_S = 1.0
 
 
 FILE_NAME_MAX = 100
-"""The longest run id that is a part of a file's name as it is. Most file systems allow 255 bytes for the whole name."""
+"""The longest percent-encoded run id that a file name has in full. Most file systems allow names of 255 bytes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The description of a job. It is the same on every node, except for `workers`.
+    """The description of one node's share of a job.
 
     Attributes:
         command: the program and its arguments.
         workers: the number of workers on this node.
-        max_restarts: the number of failed rounds after which the job still continues.
+        max_restarts: the number of failed rounds that the job survives.
         monitor_interval: the time between two checks of the other nodes, in seconds.
         grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
         streams: the streams of the workers that go to files, and the streams that go to the console.
@@ -226,7 +226,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         is_success: whether it succeeded.
-        failures: the failures of its rounds. If the job failed, the last one ended it.
+        failures: the first failure of each failed round. If the job failed, the last item ended the job.
         kept_store: the address of the store of the last failed round, which is kept; ``""`` if there is none.
     """
 
@@ -287,9 +287,9 @@ class Agent:
         self._workers: WorkerGroup | None = None  # of the present round
 
     def pass_on(self, number: int) -> None:
-        """Forward a signal to the workers if the job wants that, and print that it came. A signal's handler calls this.
+        """Handle a signal that does not end this node: forward it if `Job.forwarded` names it, and print that it came.
 
-        A signal that does not end the job must not end this process: Slurm sends SIGUSR1 to all processes of a job.
+        For example, Slurm sends SIGUSR1 to all processes of a job.
         """
         is_forwarded = signal.Signals(number).name in self._job.forwarded
         if is_forwarded and self._workers is not None:
@@ -318,7 +318,7 @@ class Agent:
         return Outcome(len(failures) <= self._job.max_restarts, failures, self._kept_store)
 
     def _round(self, info: RendezvousInfo) -> bool:
-        """Run the workers once; return whether the job has ended."""
+        """Run one round. Return whether the job has ended."""
         # The first node creates the store before it publishes its number of workers, for which all others wait.
         name = f"{file_name(self._handler.get_run_id())}-{self._handler.life}-{self._handler.round}"
         with RoundStore(self._store, name, is_first=info.rank == 0) as round_store:
@@ -365,7 +365,7 @@ class Agent:
                 has_ended = self._follow(workers, info)
             except (KeyboardInterrupt, Terminated) as error:
                 number = error.number if isinstance(error, Terminated) else signal.SIGINT
-                self._console.hurry()  # a worker that waits for the reader of its output could not end in good order
+                self._console.hurry()  # a worker that waits for the reader of its output could not clean up
                 self._announcer.stopping(number, self._job.grace)
                 raise
             finally:
@@ -377,7 +377,7 @@ class Agent:
         """Return the crew of each node, or None if the round was broken before all nodes had published a crew.
 
         Raises:
-            RendezvousTimeoutError: a node did not publish its crew within the store's timeout, in an unbroken round.
+            RendezvousTimeoutError: a node did not publish its crew within the store's timeout.
         """
         info.store.set(f"workers/{info.rank}", Crew(self._job.workers, self._job.role).encode())
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
@@ -427,7 +427,7 @@ class Agent:
         return values
 
     def _follow(self, workers: WorkerGroup, info: RendezvousInfo) -> bool:
-        """Run the round until it is over. Return whether the job has ended; if not, there is another round."""
+        """Watch the round until it is over. Return True if the job has ended, and False if another round follows."""
         failed = f"failed/{self._handler.round}"
         everybody = [f"done/{rank}" for rank in range(info.world_size)]
         is_done = False
@@ -458,7 +458,7 @@ class Agent:
         return count > limit
 
     def _tell_broken(self) -> None:
-        """Print that the round is over because nodes have come or gone."""
+        """Print that the round is over because nodes were lost or have joined."""
         lost = self._handler.lost_nodes()
         self._reason = " without the lost nodes" if lost else " with more nodes"
         self._announcer.round_broken(self._handler.round, self._handler.node, lost)
@@ -477,10 +477,7 @@ class Agent:
 
 
 def file_name(run_id: str) -> str:
-    """Return a part of a file name for `run_id`, which may have any characters and length.
-
-    Different ids have different names.
-    """
+    """Return `run_id`, which may be any text, as a part of a file name. Different ids give different names."""
     from hashlib import sha256
     from urllib.parse import quote
 

@@ -1,4 +1,4 @@
-"""`Announcer`: prints one line on standard error for each event of an agent."""
+"""`Announcer` prints one line on standard error for each event of an agent."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from fscoord.launch.worker import STDERR, Console, Failure
 from fscoord.rendezvous.handler import Progress, short_names
 
 FIRST_WAIT_S = 1.0
-"""How long a wait for other nodes lasts before its first line, in seconds. A shorter wait has no line."""
+"""How many seconds a wait for other nodes lasts before its first line is printed."""
 
 CHANGE_S = 5.0
-"""The shortest time, in seconds, from one line of a wait to the next one, which tells of nodes that have come."""
+"""The shortest time in seconds between two lines about a wait, if nodes have come in between."""
 
 REPEAT_S = 60.0
-"""The time from one line of a wait to the next one, in seconds, if nothing has changed."""
+"""The time in seconds between two lines about a wait, if nothing has changed."""
 
 ENDLESS_S = 10 * 366 * 86400.0
-"""A limit of more seconds than these is none to people."""
+"""A time limit above this number of seconds is printed as no limit."""
 
 ERROR_FILE_MAX = 1 << 24
 """How many bytes of an error file are read at most."""
 
 LINES_MAX = 20
-"""How many lines of a worker's last output a line of an event is followed by."""
+"""How many lines of a failed worker's last output are printed."""
 
 
 class Announcer:
-    """Writes lines for people to the console.
+    """Prints the events of an agent on the console.
 
     Args:
-        console: the console, which keeps these lines and the lines of the workers apart.
-        quiet: whether nothing is written.
+        console: the console. It does not mix these lines with the lines of the workers.
+        quiet: whether nothing is printed.
     """
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._is_quiet = quiet
-        self._told: Progress | None = None  # at the last line of the present wait
+        self._told: Progress | None = None  # printed in the last line about the present wait
 
     def say(self, text: str) -> None:
-        """Write one line."""
+        """Print `text` as one line."""
         if not self._is_quiet:
             self._console.write(STDERR, f"fscoord: {printable(text)}\n".encode())
 
@@ -65,7 +65,7 @@ class Announcer:
     def round_begins(self, number: int, sizes: list[int], rank: int, reason: str) -> None:
         """Report that the workers of a round start.
 
-        `sizes` has the number of workers on each node, and `rank` is this node's.
+        `sizes` has the number of workers on each node. `rank` is the index of this node in `sizes`.
         """
         first = sum(sizes[:rank])
         own = _count(sizes[rank], "worker")
@@ -74,9 +74,9 @@ class Announcer:
         self.say(f"round {number} begins{reason}: {whole}; this node is number {rank} and starts {own}, {ranks}")
 
     def round_broken(self, number: int, own: str, lost: Collection[str]) -> None:
-        """Report that a round is over. The nodes `lost` have died or left; if it is empty, nodes came.
+        """Report that round `number` is over: the nodes `lost` have died or left or, if it is empty, nodes have joined.
 
-        If `own`, this node, is in `lost`, the other nodes took this node for dead although it lives.
+        `own` is this node. If `lost` has it, the other nodes took this node for dead.
         """
         if own in lost:
             cause = "the other nodes took this node for dead"
@@ -114,7 +114,7 @@ def describe_failure(failure: Failure) -> str:
 
 
 def last_lines(failure: Failure) -> list[str]:
-    """Return the traceback of a failed worker or, if its file is not on this host, its last lines of standard error."""
+    """Return the last lines of the worker's traceback or, if its error file is not on this host, of standard error."""
     return (_traceback(failure) or str(failure.message)).rstrip().splitlines()[-LINES_MAX:]
 
 
@@ -153,9 +153,9 @@ def _signal_name(number: int) -> str:
 
 
 def _traceback(failure: Failure) -> str:
-    """Return the traceback in the error file, if it is on this host and in torch's form.
+    """Return the traceback in the error file; ``""`` if the file is not on this host, or not in torch's format.
 
-    The path comes from the store, so it may name any file. Not more than `ERROR_FILE_MAX` bytes are read.
+    The path comes from the store, so it may name any file. At most `ERROR_FILE_MAX` bytes are read.
     """
     try:
         with system.open_regular(failure.error_file) as file:

@@ -1,8 +1,8 @@
-"""`run_held`: run a command while this process holds a lock or another hold.
+"""`run_held` runs a command while this process has a hold, such as that of a lock.
 
-The command runs under a warden (`fscoord.launch.warden`), which kills the command and everything that it has started
-when the holding process dies in any way. A thread checks once a second that the hold lasts. This process only waits and
-forwards signals.
+The command runs under a warden (`fscoord.launch.warden`). If this process dies in any way, the warden kills the command
+and everything that the command has started. A thread checks once a second that the hold is not lost. This process only
+waits and forwards signals.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fscoord._runtime.signals import forward_signals
 from fscoord.launch import warden
 
 CHECK_INTERVAL_S: Final = 1.0
-"""How often to check that the hold lasts."""
+"""The time in seconds between two checks that the hold is not lost."""
 
 CHECKS_PER_LEASE: Final = 8
-"""How many checks fit in the time after which the hold counts as lost: two in each quarter, see `warden.Watchdog`."""
+"""How many checks are made during one lease: two in each quarter, see `warden.Watchdog`."""
 
 SIGNAL_POLL_S: Final = 0.1
-"""The longest delay of a signal's handler, in seconds: a signal that arrives directly before a system call does not
-interrupt the call."""
+"""The longest sleep in one system call, in seconds, and so the longest delay of a signal handler. A signal that arrives
+just before the call does not interrupt it."""
 
 LAST_CHECK_S: Final = 5.0
-"""How long to wait at the end for a check that is under way."""
+"""How many seconds to wait at the end for a check that is under way."""
 
 _PIECE: Final = 1 << 16
 _ALL: Final = 1 << 62
@@ -46,7 +46,7 @@ class Ending(NamedTuple):
 
     Attributes:
         status: the exit code, or the negative number of the signal that killed the command.
-        passed: the numbers of the signals that this process received meanwhile and forwarded.
+        passed: the numbers of the signals that this process received and forwarded while the command ran.
         output: the command's standard output, if the caller requested it.
     """
 
@@ -56,7 +56,7 @@ class Ending(NamedTuple):
 
     @property
     def interruption(self) -> int:
-        """The number of a forwarded signal that asks programs to end; 0 if there was none."""
+        """The number of the first forwarded signal that asks programs to end; 0 if there was none."""
         return next((number for number in sorted(self.passed) if number in _INTERRUPTIONS), 0)
 
     @property
@@ -86,11 +86,11 @@ def run_held(
         environment: the command's environment.
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
-        patience: the length of the hold's lease in seconds, after which other processes may acquire it; None if it
-            has no lease. If `check` does not return for half of that time, or this process is stopped for so long, the
-            processes of the command get SIGTERM, and after three quarters of the time SIGKILL.
-        leaves_rest: whether to return when the command has ended, although its descendants still run. Otherwise this
-            function waits for them as well.
+        patience: the length of the hold's lease in seconds; None if it has no lease. If no `check` returns for half of
+            the lease, for example because this process is stopped, the processes of the command get SIGTERM. After
+            three quarters they get SIGKILL, because other processes may acquire the hold after the lease.
+        leaves_rest: whether to return when the command has ended, even if its descendants still run. Otherwise this
+            function waits for them, too.
         output_max: return standard output, at most this many bytes; None leaves it on the terminal.
         stdin: an open file with a descriptor, used as the command's input instead of this process's.
 
@@ -105,7 +105,7 @@ def run_held(
 
 @dataclass
 class _HeldCommand:
-    """One command, its warden, and the pipes to and from the warden."""
+    """Runs one command by a warden, with a pipe to the warden and a pipe from it."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -158,7 +158,7 @@ class _HeldCommand:
         if watch.lost is not None:
             raise errors.LockLostError(f"the command was stopped: {watch.lost}") from watch.lost
         if self.output_max is not None and len(output) > self.output_max:
-            raise errors.LimitExceededError(f"the command wrote over {self.output_max} bytes to standard output")
+            raise errors.LimitExceededError(f"the command was killed: it wrote more than {self.output_max} bytes")
         return Ending(self._status(facts), frozenset(self._passed), output)
 
     def _pass_on(self, number: int) -> None:
@@ -166,7 +166,7 @@ class _HeldCommand:
         _order(self._orders, number)
 
     def _read(self, watch: _HoldMonitor) -> bytes:
-        """Return standard output, at most one byte more than is allowed. If that byte is read, kill everything."""
+        """Return standard output. If it exceeds `output_max` bytes, kill everything, and return one byte more."""
         if self._process is None or self._process.stdout is None or self.output_max is None:
             return b""
         output = b"".join(self._pieces(self._process.stdout, watch, self.output_max + 1))
@@ -176,7 +176,7 @@ class _HeldCommand:
         return output
 
     def _facts(self, watch: _HoldMonitor) -> dict[str, object]:
-        """Return the facts in the warden's report, which ends when the warden ends."""
+        """Read the warden's report until the warden ends, and return the facts in it."""
         assert self._report is not None
         facts: dict[str, object] = {}
         for line in b"".join(self._pieces(self._report, watch)).splitlines():
@@ -184,7 +184,7 @@ class _HeldCommand:
         return facts
 
     def _pieces(self, file: IO[bytes], watch: _HoldMonitor, most: int = _ALL) -> Iterator[bytes]:
-        """Yield the data from the pipe `file`, up to its end or `most` bytes; signal handlers run in between."""
+        """Yield the data from the pipe `file`, up to its end or `most` bytes. Signal handlers run during the wait."""
         is_ready = system.readiness(file.fileno())
         while most > 0:
             while not is_ready(SIGNAL_POLL_S * 1000):
@@ -216,16 +216,15 @@ class _HeldCommand:
 
 
 def _inherited() -> list[int]:
-    """Return the descriptors above 2 that the caller of this process has passed, such as those of make's job server.
+    """Return the descriptors above 2 that this process has inherited, such as those of make's job server.
 
-    The command gets them as under flock(1). Python and this package make all other descriptors close at exec. They are
-    named one by one: with ``close_fds=False`` the two pipes would have to be inheritable, and a command that another
-    thread starts at this moment would keep them open.
+    The command inherits them, as under flock(1). ``close_fds=False`` would also pass them on. But it needs inheritable
+    pipes to the warden, and a command that another thread starts at this moment would keep these pipes open.
     """
     found = []
     with suppress(OSError):  # there is no /dev/fd
         for number in map(int, system.os.listdir("/dev/fd")):
-            with suppress(OSError):  # it was closed meanwhile, such as that of the list
+            with suppress(OSError):  # the descriptor was closed since, such as the one of listdir
                 if number > 2 and system.os.get_inheritable(number):
                     found.append(number)
     return found
@@ -237,9 +236,9 @@ def _order(descriptor: int, number: int) -> None:
 
 
 class _HoldMonitor:
-    """A thread that checks regularly whether the hold lasts, and stops the command when the hold is lost.
+    """Checks the hold regularly in a thread, and stops the command when the hold is lost.
 
-    The thread owns the descriptor `orders` and closes it: a check that hangs may outlive everything else here.
+    The thread owns the descriptor `orders` and closes it, because a check that hangs may outlive this object.
     """
 
     def __init__(self, check: Callable[[], object], orders: int, grace: float, patience: float) -> None:
@@ -279,7 +278,7 @@ class _HoldMonitor:
                     self._end(error)
                     return
                 if not has_failed:
-                    logger(__name__).warning("the check that the hold lasts failed: %s", error)
+                    logger(__name__).warning("the check of the hold failed: %s", error)
                 has_failed = True
 
     def _end(self, error: errors.FscoordError) -> None:
@@ -290,6 +289,6 @@ class _HoldMonitor:
             self.end()
 
     def end(self) -> None:
-        """End the thread, because everything is killed."""
+        """End the thread. The caller has ordered the warden to kill everything."""
         self.is_over = True
         self._over.set()

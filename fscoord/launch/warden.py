@@ -1,18 +1,18 @@
-"""Runs one command and kills every process that it leaves behind, whichever process dies first.
+"""A program that runs one command, and kills every process that the command leaves behind.
 
-The module is a program, ``python -I -S warden.py MODE ORDERS REPORT LEASE_S COMMAND...``, and imports nothing of the
-package. ORDERS and REPORT are descriptors. The *master* is the process that writes the orders.
+It is started as ``python -I -S warden.py MODE ORDERS REPORT LEASE_S COMMAND...``, and imports nothing of the package.
+ORDERS and REPORT are descriptors. The *master* is the process that writes the orders.
 
 The warden is the parent of the command. Processes that the command starts and abandons, including daemons, are
-reparented to the warden (PR_SET_CHILD_SUBREAPER, prctl(2)). Each byte of the orders is the number of a signal for the
-command; a number plus ``EVERYBODY`` is for the command and all its descendants. ``KILL_ALL`` kills everything, and so
-does the end of the orders, which means that the master has died.
+reparented to the warden (PR_SET_CHILD_SUBREAPER, prctl(2)). Each order is one byte: the number of a signal for the
+command, or that number plus ``EVERYBODY`` for the command and all its descendants. ``KILL_ALL`` kills everything. The
+end of the orders, which means that the master has died, kills everything, too.
 
 A warden is two processes, because a single process may be killed: by the kernel when memory runs out, or by a command
 that kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden
 is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
 which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the warden kills
-everything. When a warden has not ended `OBEY_S` after the orders, because it was stopped, the guard kills the warden.
+everything. When a stopped warden has not ended `OBEY_S` seconds after the end of the orders, the guard kills it.
 Only a SIGKILL or SIGSTOP of both at the same moment leaves processes behind. On platforms other than Linux there is no
 prctl(2), and the descendants of the command outlive a killed warden.
 
@@ -23,8 +23,8 @@ at the end of the lease other processes may acquire the resource that the comman
 The mode is one of three. A *worker* runs in a session of its own, without input. When it has ended, all its remaining
 descendants are killed. A *held* command runs where the warden was started: on its terminal, with its input, in its
 process group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants
-of an *alone* command. A signal that the whole group has received, such as Ctrl-C, is not forwarded to such a command a
-second time. A signal that was ignored at the start, as nohup(1) does, stays ignored.
+of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, only once: it is not
+forwarded. A signal that was ignored at the start, as nohup(1) does, stays ignored.
 
 psutil can't replace this module, because it has no prctl(2). It is also slower: to find the 100 descendants of a
 process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every
@@ -61,7 +61,7 @@ OBEY_S = 2.0
 OWN = tuple(getattr(signal, name) for name in PASSED if hasattr(signal, name))
 
 USER = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-"""The signals whose meaning the command determines. Its descendants may have no handler, and would die."""
+"""The signals that only the command gets, because its descendants may have no handler and would die."""
 
 Prctl = Callable[..., int]
 
@@ -72,7 +72,7 @@ def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str
     Raises:
         ImportError: this Python has no ``_ctypes``, which a warden needs to kill all processes of the command.
     """
-    import ctypes  # noqa: F401 - not at the top: without it, all that needs no warden works
+    import ctypes  # noqa: F401 - not at the top, because all that needs no warden works without ctypes
 
     itself = [__file__]
     if not os.path.exists(__file__):  # an archive, such as a zipapp, has no file that a new process could execute
@@ -83,7 +83,7 @@ def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str
 
 
 def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]) -> None:
-    """Run `command`; report its pid, then its end, as lines of JSON on the descriptor `report`.
+    """Run `command`. Report its pid and then its end, as lines of JSON on the descriptor `report`.
 
     The end is ``{"status": n}``: the exit code, or the negative number of a signal. A command that can't be started
     ends with 127 or 126, as in a shell, after ``{"error": text}``. ``{"lost": true}`` means that the lease has ended.
@@ -103,7 +103,7 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
 
 
 def _above_standard(descriptor: int) -> int:
-    """Return `descriptor`, or a copy in its place if it is 0, 1 or 2, which the guard redirects.
+    """Return `descriptor`. If it is 0, 1 or 2, which the guard redirects, replace it by a copy with a higher number.
 
     A pipe gets such a number if the warden was started with closed standard streams, as by ``<&- >&- 2>&-``.
     """
@@ -138,7 +138,7 @@ def _guard(child: int, orders: int) -> NoReturn:
 def _await_warden(child: int, orders: int) -> int:
     """Wait for the end of the warden `child`, and return its exit code or the negative number of its signal.
 
-    A warden that was stopped does not see the end of the orders. The guard sees it, too, and reads nothing.
+    A stopped warden does not see the end of the orders. So the guard waits for it, too, but reads no orders.
     """
     ends = _wake_up_by_children()
     poll = select.poll()
@@ -171,7 +171,7 @@ def _wake_up_by_children() -> int:
 
 
 def _end_by(number: int) -> None:
-    """End by the signal `number`, as the warden did, so that the process that waits for the guard gets this status."""
+    """End this process by the signal `number`, as the warden has ended, so that the parent gets the same status."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
@@ -191,8 +191,8 @@ def _kill_children() -> None:
 class Watchdog:
     """Counts the quarters of `lease_s` that have passed without ``ALIVE`` from the master.
 
-    A quarter counts once, however long it has lasted: if this process was stopped, the master was probably stopped too,
-    as when a shell stops the whole job.
+    A late call of `missed` counts one quarter only. This process was then probably stopped together with the master, as
+    when a shell stops the whole job.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -202,7 +202,7 @@ class Watchdog:
         self._missed = 0
 
     def left(self) -> float | None:
-        """Return the number of seconds after which to call `missed`; None: never."""
+        """Return after how many seconds to call `missed`; None if there is no lease."""
         return max(0.0, self._next - self._clock()) if self._quarter else None
 
     def beat(self) -> None:
@@ -211,7 +211,7 @@ class Watchdog:
         self._next = self._clock() + self._quarter
 
     def missed(self) -> int:
-        """Return how many quarters have been missed if another quarter has just ended, else 0."""
+        """If another quarter has ended, return how many have passed since the last ``ALIVE``. Otherwise return 0."""
         now = self._clock()
         if not self._quarter or now < self._next:
             return 0
@@ -232,7 +232,7 @@ class _Warden:
         self._leader = 0
         self._status: int | None = None
         self._is_empty = False  # whether no child is left
-        self._had: set[int] = set()  # the signals that this process has received since the last order of their kind
+        self._had: set[int] = set()  # signals that this process has received itself, until the order for each comes
         self._kept = {number for number in OWN if not self._is_worker and signal.getsignal(number) == signal.SIG_IGN}
 
     def run(self, command: list[str]) -> None:
@@ -333,10 +333,7 @@ class _Warden:
             self._is_empty = True
 
     def _record_end(self, pid: int, status: int) -> None:
-        """Record the command's status and report it.
-
-        The status of a worker is reported when none of its processes is left.
-        """
+        """Record the status of the command, and report it. A worker's status is reported at the very end."""
         if pid == self._leader:
             self._status = os.waitstatus_to_exitcode(status)
             if not self._is_worker:

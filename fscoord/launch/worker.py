@@ -1,7 +1,7 @@
-"""`WorkerGroup`: starts the workers of one node in one round, each under a warden, copies their output and stops them.
+"""`WorkerGroup` starts the workers of one node in one round, each under a warden, copies their output and stops them.
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
-One worker may have the console itself.
+One worker may write to the console directly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KILL_S = 30.0
 
 
 class Failure(NamedTuple):
-    """How a worker ended. The record of a round holds that of the first worker that failed.
+    """How a worker ended. The nodes record the first failure of each round.
 
     Attributes:
         rank: the worker's rank.
@@ -55,11 +55,11 @@ class Failure(NamedTuple):
 
 
 class WorkerGroup:
-    """The workers of one node. The end of the ``with`` kills the workers that still run, with all their descendants.
+    """Runs the workers of one node. The end of the ``with`` kills those that still run, with all their descendants.
 
     Args:
         command: the program and its arguments.
-        console: the console to which their output is copied.
+        console: the console to which the workers' output is copied.
         streams: which streams go to files, and which to the console.
         file_mode: the permissions of the files; None: 0644 less the umask.
     """
@@ -96,8 +96,8 @@ class WorkerGroup:
             rank: the worker's rank.
             local_rank: the worker's rank on this node.
             environment: variables that are added to the environment of this process.
-            directory: the path of an existing directory for the worker's files, none of which exists yet.
-            dir_fd: a descriptor of this directory.
+            directory: the path of an existing directory for the worker's files. The files must not exist yet.
+            dir_fd: a descriptor of `directory`.
         """
         error_file = system.os.path.join(directory, "error.json")
         values = {**system.os.environ, **environment, "TORCHELASTIC_ERROR_FILE": error_file}
@@ -115,14 +115,14 @@ class WorkerGroup:
                 is_file = self._streams.is_file(local_rank, stream)
                 file = _create(path, dir_fd, self._file_mode) if is_file else None
                 worker.follow(self._console, stream, prefix, file)
-        except BaseException:  # `next_end` would never return its end
+        except BaseException:  # `next_end` would never return the end of this worker
             worker.kill()
             worker.close()
             raise
         self._workers.append(worker)
 
     def next_end(self, seconds: float) -> Failure | None:
-        """Wait for the end of a worker, and return it; None if none ends within `seconds`."""
+        """Wait for the end of any worker, and return how it ended; None if no worker ends within `seconds`."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
         except queue.Empty:
@@ -136,7 +136,7 @@ class WorkerGroup:
             worker.order(number)
 
     def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
+        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds. Wait until all have ended."""
         self.order(number)
         deadline = system.time.monotonic() + grace
         while self.running and (left := deadline - system.time.monotonic()) > 0:
@@ -168,7 +168,7 @@ class _Worker:
         self._span: tracing.Span | None = None
 
     def start(self, command: list[str], environment: Mapping[str, str], passed: Mapping[int, int]) -> None:
-        """Start the warden, which starts the worker; `passed` has the descriptors of streams that are not copied."""
+        """Start the warden, which starts the worker. `passed` has a descriptor for each stream that is not copied."""
         self._span = tracing.begin("worker", f"worker {self._rank}", "", None, "worker_rank", self._rank)
         reader, writer = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
@@ -188,9 +188,9 @@ class _Worker:
             system.os.close(writer)
 
     def follow(self, console: Console, stream: int, prefix: bytes, file: IO[bytes] | None) -> None:
-        """Start a thread that copies the output `stream`, unless it was passed.
+        """Start a thread that copies the output `stream`, unless `start` got a descriptor for it.
 
-        With the second stream, also start a thread that reads the report.
+        For `STDERR`, which must be the last stream, also start a thread that reads the warden's report.
         """
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
@@ -204,7 +204,7 @@ class _Worker:
             self._unused.remove(self._report)
 
     def order(self, number: int) -> None:
-        """Send a signal to the worker's process group."""
+        """Make the warden send the signal `number` to the worker."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             with suppress(OSError):
                 system.os.write(self._process.stdin.fileno(), bytes([number]))
@@ -212,11 +212,11 @@ class _Worker:
     def kill(self) -> None:
         """Make the warden kill the worker and all its descendants."""
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # an order was still in the pipe of a warden that has ended
+            with suppress(OSError):  # the warden has ended without reading an order
                 self._process.stdin.close()
 
     def close(self) -> None:
-        """Wait for the end of the warden and the threads, with a limit: the kernel may block a killed process."""
+        """Wait for the warden and the threads to end. The wait has a limit: the kernel may block a killed process."""
         if self._process is not None:
             try:
                 self._process.wait(KILL_S)
@@ -266,10 +266,10 @@ LINE_MAX = 65536
 
 
 def parse_streams(text: str) -> Mapping[int | None, int]:
-    """Return the streams that `text` names for each local rank, in the syntax of torchrun.
+    """Parse `text`, which selects streams in the syntax of torchrun. Return a mapping of local ranks to streams.
 
-    For all local ranks, ``0`` means no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
-    names the streams of single local ranks; the key None is every local rank that `text` does not name.
+    ``0`` selects no stream of any local rank, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
+    selects streams of single local ranks. The key None is every local rank that `text` does not name.
 
     Raises:
         ValueError: `text` has another form.
@@ -297,8 +297,8 @@ class Streams:
         redirects: the streams that go to files only, as `parse_streams` returns them.
         tee: the streams that go to files as well as to the console.
         shown_ranks: the local ranks whose streams may go to the console; None: all local ranks.
-        console_rank: the rank whose worker has the console itself for each stream that goes there only; None: no rank.
-            Its lines have no rank before them, and the failure of this worker has no last lines.
+        console_rank: the rank of the worker that writes directly to the console, if a stream goes nowhere else; None:
+            no rank. Its lines have no rank before them, and its `Failure` has no last lines.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
@@ -317,7 +317,7 @@ class Streams:
         return not _mode(self.redirects, local_rank) & stream or bool(_mode(self.tee, local_rank) & stream)
 
     def is_passed(self, rank: int, local_rank: int, stream: int) -> bool:
-        """Return whether the worker has the console itself as its `stream`, 1 or 2."""
+        """Return whether the worker writes its `stream`, 1 or 2, directly to the console."""
         return rank == self.console_rank and self.is_shown(local_rank, stream) and not self.is_file(local_rank, stream)
 
 
@@ -349,26 +349,26 @@ def find_accelerators() -> tuple[str, int]:
 
 
 BAR_S = 0.25
-"""The least time between two states of one line on the console, in seconds, such as those of a progress bar."""
+"""The shortest time in seconds between two states of a progress bar on the console."""
 
 LINES_MAX = 1000
-"""How many lines may wait for the reader of a stream before the workers wait for it, too."""
+"""How many lines are queued for a slow reader before the workers must wait for it."""
 
 DRAIN_POLL_S = 0.05
-"""The time between two checks whether a reader takes data again, in seconds."""
+"""The time in seconds between two checks whether a reader takes data again."""
 
 STUCK_S = 1.0
-"""How long a reader may take no data, in seconds, while the launcher ends."""
+"""While the launcher ends, a reader that has taken no data for this many seconds counts as stuck."""
 
 PIECE = 4096
-"""How many bytes are written at once, at most. A pipe takes so many bytes as a whole or not at all."""
+"""The size in bytes of the largest write. A pipe takes such a write as a whole or not at all (PIPE_BUF)."""
 
 
 class _Sink:
-    """A file of the console, and the thread that writes to it, because the reader of the file may pause at any time.
+    """Writes lines to a file in a thread, because the reader of the file may pause at any time.
 
-    The main thread handles signals, so no lock is taken that its handlers could find taken: lines pass through a
-    `SimpleQueue`, whose calls are atomic.
+    The lines pass through a `SimpleQueue`, whose calls are atomic. Signal handlers call `put`, too, and would deadlock
+    on a lock that the interrupted code of the main thread holds.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -377,12 +377,15 @@ class _Sink:
         self.problem = ""
         self._lines: queue.SimpleQueue[bytes | system.AutoResetEvent] = queue.SimpleQueue()
         self._dropped = itertools.count()
-        self._since: float | None = None  # when the piece that is being written was begun
+        self._since: float | None = None  # when the present write began, or None
         self._hurried: float | None = None
         system.start_thread("fscoord-console", self._run)
 
     def put(self, line: bytes, has_ended: Callable[[], bool]) -> None:
-        """Let the thread write `line`. If too many lines wait, and `has_ended` returns False, wait as well."""
+        """Queue `line` for the thread. If too many lines are queued, wait first, unless `has_ended` returns True.
+
+        After `hurry`, drop `line` if the reader is stuck.
+        """
         if self._lines.qsize() < LINES_MAX or self._has_place(has_ended):
             self._lines.put(line)
         else:
@@ -397,11 +400,11 @@ class _Sink:
         return True
 
     def hurry(self) -> None:
-        """Wait no longer than `STUCK_S` for the reader from now on."""
+        """From now on, wait at most `STUCK_S` seconds for the reader."""
         self._hurried = self._hurried or system.time.monotonic()
 
     def drain(self) -> bool:
-        """Wait until the lines so far have been written. Return False if that takes too long after `hurry`."""
+        """Wait until the queued lines have been written. After `hurry`, return False if the reader is stuck."""
         mark = system.AutoResetEvent()
         self._lines.put(mark)
         while not mark.wait(DRAIN_POLL_S):
@@ -410,7 +413,7 @@ class _Sink:
         return True
 
     def close(self) -> int:
-        """End, and return how many lines were dropped."""
+        """End the thread, and return how many lines were dropped."""
         if not self.drain():
             self.problem = "its reader takes no data"
             nowhere = system.open_file(system.os.devnull, system.os.O_WRONLY, 0, set())
@@ -454,11 +457,11 @@ class _Sink:
 
 
 class Console:
-    """The output of this process, to which many threads write whole lines. The end of the ``with`` waits for readers.
+    """Writes whole lines from many threads to the output of this process. The end of the ``with`` waits for readers.
 
-    A reader may pause for long, as a pager does. Meanwhile the workers wait for it, and the launcher does not. If the
-    ``with`` ends by an exception, or after `hurry`, the lines that a reader does not take are dropped and counted.
-    Streams that are one file share a thread, which keeps their lines in order.
+    A reader, such as a pager, may pause for long. Then the workers wait for it, and the launcher does not. If the
+    ``with`` ends by an exception, or after `hurry`, the lines that a reader does not take are dropped and counted. If
+    both streams are one file, they share a thread, which keeps their lines in order.
 
     Args:
         out: the binary file for the workers' standard output; None: ``sys.stdout``.
@@ -488,17 +491,17 @@ class Console:
                     self.write(STDERR, words.encode())
 
     def flush(self) -> None:
-        """Wait until the readers have taken the lines that were written before."""
+        """Wait until the readers have taken all lines of earlier calls."""
         for sink in self._sinks.values():
             sink.drain()
 
     def hurry(self) -> None:
-        """Drop lines from now on that a reader does not take within `STUCK_S` seconds, because this process ends."""
+        """From now on, drop lines that a reader does not take within `STUCK_S` seconds, because this process ends."""
         for sink in self._sinks.values():
             sink.hurry()
 
     def write(self, stream: int, line: bytes, has_ended: Callable[[], bool] = lambda: True) -> None:
-        """Write one whole line to `stream`, 1 or 2. If too many lines wait, and `has_ended` returns False, wait."""
+        """Write one whole line to `stream`, 1 or 2. If too many are queued, wait, unless `has_ended` returns True."""
         sink = self._sinks.get(stream)
         if sink is not None:
             sink.put(line, has_ended)
@@ -524,17 +527,16 @@ class Console:
     ) -> None:
         """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
 
-        `has_ended` returns whether all writers of the pipe have ended. Then the pipe has little left, for which the
-        reader of the console is not waited for.
+        `has_ended` returns whether all writers of the pipe have ended. After that, the copying does not wait for the
+        reader of the console any more.
 
-        The console gets each line with `prefix` before it, or no line if `prefix` is empty. A carriage return begins
-        another state of a line, as in a progress bar. The console gets a state before the end of its line as well, if
-        `BAR_S` has passed since the last such state. A console that is a regular file, and `tail`, get the last state
-        of each line. `file` gets all bytes unchanged, unless it is None. At the end, both the pipe and the file are
-        closed.
+        The console gets each line with `prefix` before it, or no line if `prefix` is empty. A carriage return begins a
+        new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last state.
+        A console that is a regular file, and `tail`, get only the last state. `file` gets all bytes unchanged, unless
+        it is None. At the end, the pipe and the file are closed.
 
-        A file that can't be written, such as on a full disk, ends there, and the console gets a message. The pipe is
-        read on: without a reader the worker would die of SIGPIPE.
+        If the file can't be written, for example on a full disk, it is closed, and the console gets a message. The pipe
+        is still read, because the worker would die of SIGPIPE without a reader.
         """
         is_live = bool(prefix) and stream in self._sinks and not _is_regular(self._sinks[stream].file)
         rest = shown = b""  # the line that has not ended, and its state on the console
@@ -572,7 +574,7 @@ class Console:
             file.write(piece)
             file.flush()
         except OSError as error:
-            with suppress(OSError):  # it tries once more to write its buffer
+            with suppress(OSError):  # close() tries once more to write the buffer
                 file.close()
             words = f"fscoord: {file.name}: {error.strerror}; the file ends here, and the worker goes on\n"
             self.write(STDERR, words.encode(errors="surrogateescape"))
@@ -600,7 +602,7 @@ class _ErrorText:
 def _split(text: bytes) -> tuple[list[bytes], bytes]:
     """Return the complete lines of `text` without their ends, and the last state of the incomplete line."""
     *lines, rest = text.split(b"\n")
-    if b"\r" in rest:  # earlier states are not needed. Without this, a bar of a long time would become a long line
+    if b"\r" in rest:  # drop earlier states, or a bar that runs for long would become a long line
         rest = b"\r" + _last_state(rest) + b"\r" * rest.endswith(b"\r")
     while len(rest) > LINE_MAX:
         lines.append(rest[:LINE_MAX])
@@ -609,26 +611,26 @@ def _split(text: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _last_state(line: bytes) -> bytes:
-    r"""Return what `line` has after its last carriage return, except one at its end: ``\r\n`` is the end of a line."""
+    r"""Return the part of `line` after its last carriage return, except one at its end, which belongs to ``\r\n``."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _has_data(pipe: IO[bytes], seconds: float) -> bool:
-    """Return whether `pipe` has data or has ended, at the latest after `seconds`."""
+    """Wait up to `seconds` until `pipe` has data or has ended. Return whether it has."""
     return bool(system.readiness(pipe.fileno())(seconds * 1000))
 
 
 def _is_regular(file: IO[bytes]) -> bool:
     try:
         return system.stat.S_ISREG(system.os.fstat(file.fileno()).st_mode)
-    except (OSError, ValueError):  # it is in memory
+    except (OSError, ValueError):  # the file is in memory
         return False
 
 
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
     """Return the binary file of `text`, unbuffered if possible.
 
-    A thread that waits for a reader would hold the lock of a buffer.
+    A buffer has a lock, and a thread would hold this lock for as long as it waits for a reader.
     """
     file = getattr(text, "buffer", None)
     return getattr(file, "raw", file)
@@ -647,7 +649,7 @@ def _create(path: str, dir_fd: int, mode: int | None) -> IO[bytes]:
     fd = system.open_file(name, flags, 0o644 if mode is None else 0o600, set(), dir_fd=dir_fd)
     file = system.os.fdopen(fd, "wb")
     raw: Any = file.raw
-    raw.name = path  # as tempfile does: an error then names the path, and not the number of the descriptor
+    raw.name = path  # as tempfile does: errors then name the path instead of the descriptor
     if mode is not None:
         system.os.fchmod(fd, mode)
     return file

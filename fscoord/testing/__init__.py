@@ -1,4 +1,4 @@
-"""Tools for tests: the contract as a suite for any store, and stores and files that fail on demand."""
+"""Tools for tests: a test suite for any store, and stores and files that fail on demand."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["FaultyFiles", "FaultyStore", "StoreContract", "not_faked"]
 def not_faked() -> list[str]:
     """Return the ``additional_skip_names`` with which pyfakefs leaves stores on the real disk.
 
-    The function imports the modules that a store imports late, because inside the patcher these modules would get the
-    fakes. It does not work for a store with ``lock="soft"``, because the marker would be a fake.
+    The function first imports the modules that a store would import later, because modules that are imported inside the
+    patcher get the fakes. It does not work for a store with ``lock="soft"``, whose lock would be a fake link.
     """
     import sys
     from importlib import import_module

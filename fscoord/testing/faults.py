@@ -1,4 +1,4 @@
-"""`FaultyFiles` and `FaultyStore`: files and stores that fail on demand; `Plan`: the faults in force, repeatable."""
+"""`FaultyFiles` and `FaultyStore` make files and stores fail on demand. `Plan` keeps the active faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Fault(NamedTuple):
     """One fault.
 
     Attributes:
-        kind: its kind, one word.
+        kind: its kind, such as ``"delay"``.
         detail: the argument of the kind, such as an error number or a number of seconds.
     """
 
@@ -28,16 +28,16 @@ class Fault(NamedTuple):
 
 
 Rule = Callable[[str], "Fault | None"]
-"""Returns the fault to inject into a call of this name, or None."""
+"""A function that returns the fault to inject into a call of this name, or None."""
 
 Hits = AbstractContextManager[list[str]]
-"""Injects a fault in its block, and gives the list of the calls that it has hit so far."""
+"""A context manager that injects a fault. It yields the list of the calls that the fault has hit so far."""
 
 
 def counted(given: Collection[str], known: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
-    """Return the rule by which the first `after` of the calls `given` pass, and the next `times` fail.
+    """Return a rule: of the calls named in `given`, the first `after` pass, and the next `times` get `fault`.
 
-    If no calls are given, all those that are `known` count. If `times` is None, all further calls fail.
+    If `given` is empty, the calls named in `known` count. If `times` is None, all further calls get the fault.
 
     Raises:
         ValueError: a call is not known, or a number is negative.
@@ -61,7 +61,7 @@ def counted(given: Collection[str], known: Collection[str], fault: Fault, after:
 
 
 def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
-    """Return the rule by which each call fails with probability `rate`, with one of the faults that `faults` returns.
+    """Return a rule: each call gets one of the faults that `faults` returns for its name, with probability `rate`.
 
     Raises:
         ValueError: `rate` is not between 0 and 1.
@@ -71,7 +71,7 @@ def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
     rng = random.Random(seed)
 
     def rule(name: str) -> Fault | None:
-        chance, choice = rng.random(), rng.random()  # both each time, so that a draw depends on its number alone
+        chance, choice = rng.random(), rng.random()  # always both, so that each call uses up two numbers
         possible = faults(name)
         return possible[int(choice * len(possible))] if chance < rate and possible else None
 
@@ -79,7 +79,7 @@ def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
 
 
 class Plan:
-    """The rules in force. It is thread-safe; with a single thread the faults are the same in every run."""
+    """Keeps the active rules. It is thread-safe. With a single thread the faults are the same in every run."""
 
     def __init__(self) -> None:
         self._rules: list[tuple[Rule, list[str]]] = []
@@ -87,12 +87,12 @@ class Plan:
         _all.add(self)
 
     def renew(self) -> None:
-        """Create the mutex: at the beginning, and in a forked child, where another thread may have held the old one."""
+        """Create the mutex. A forked child needs a new one, because another thread may have held the old one."""
         self._mutex = system.threading.Lock()
 
     @contextmanager
     def activate(self, rule: Rule) -> Iterator[list[str]]:
-        """Activate `rule` in the block; yield the list of the calls that it has made fail so far."""
+        """Activate `rule` inside the ``with``. Yield the list of the calls that the rule has hit so far."""
         hit: list[str] = []
         entry = (rule, hit)
         with self._mutex:
@@ -104,7 +104,7 @@ class Plan:
                 self._rules.remove(entry)
 
     def faults(self, name: str) -> list[Fault]:
-        """Return the faults of this call of `name`, in the order in which the rules were activated."""
+        """Return the faults for one call of `name`, in the order in which the rules were activated."""
         if not self._rules:
             return []
         system.process_epoch()  # after a fork in C it renews the mutex
@@ -131,9 +131,9 @@ class FaultyFiles:
     """A context manager in which the files of stores fail on demand. Files that the program opens itself do not.
 
     Each of `fails`, `delays` and `tears_writes` returns a context manager, which yields the list of the calls that the
-    fault has hit so far. The arguments are names of system calls (``"write"``, ``"read"``, ``"fstat"``,
-    ``"fdatasync"``..., and ``"lock"`` for every attempt to lock; none: all of these); ``after``, the number of calls
-    that pass first; and ``times``, the number of calls that are hit after that (None: all)::
+    fault has hit so far. The arguments are names of system calls, such as ``"write"`` or ``"fstat"``, and ``"lock"``
+    for every attempt to lock. Without names, all calls are meant. ``after`` is the number of calls that pass first, and
+    ``times`` is the number of calls that are hit after that (None: all)::
 
         with FaultyFiles() as files, FileStore(path) as store:
             with files.fails("write", error=errno.ENOSPC, times=1):
@@ -152,7 +152,7 @@ class FaultyFiles:
         if isinstance(system.os, _FaultyModule) or system.is_fake_fs() or system.fcntl is None:
             raise RuntimeError(
                 "FaultyFiles needs the real files and locks: another FaultyFiles or pyfakefs is in force already,"
-                " or there are no locks"
+                " or this platform has no locks"
             )
         self._real = system.os, system.fcntl
         system.os = _FaultyModule(system.os, {name: self._faulty(name) for name in CALLS})
@@ -175,7 +175,7 @@ class FaultyFiles:
     def tears_writes(
         self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
     ) -> Hits:
-        """Make a write fail with `error` after its first `keep` bytes, or before its last byte if it is shorter."""
+        """Make a write fail with `error` after it has written `keep` bytes, or all but one byte if that is less."""
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
     def _activate(self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None) -> Hits:
@@ -249,17 +249,17 @@ WRITES: Final = (
 class FaultyStore(StoreView):
     """A view of `store` whose operations fail on demand, to test how a program handles the errors.
 
-    Each of `delays`, `times_out`, `fails`, `loses_answers` and `random_faults` returns a context manager: the fault is
-    active in the body of the ``with``, which gets the list of the operations that the fault has hit so far. The
-    arguments are names of operations (none: every operation that can have the fault); ``after``, the number of
-    operations that pass first; and ``times``, the number of operations that are hit after that (None: all)::
+    Each of `delays`, `times_out`, `fails`, `loses_answers` and `random_faults` returns a context manager, which yields
+    the list of the operations that the fault has hit so far. The arguments are names of operations. Without names, all
+    operations that can have the fault are meant. ``after`` is the number of operations that pass first, and ``times``
+    is the number of operations that are hit after that (None: all)::
 
         with store.fails("set", after=2, times=1) as hit:
             work(store)
         assert hit == ["set"]
 
     `barrier` consists of `add`, `set` and `wait`, so it fails if one of them fails. Clones share the faults. Without a
-    fault, every operation behaves as on the underlying store. `close` closes the underlying handle.
+    fault, every operation behaves as on the underlying store. `close` closes the underlying store.
 
     Args:
         store: the underlying store, which performs the operations.
@@ -296,10 +296,10 @@ class FaultyStore(StoreView):
         return self._activate(operations, Fault("lost", applied), after, times, WRITES)
 
     def random_faults(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> Hits:
-        """Give each operation a fault with probability `rate`, drawn from all the kinds above.
+        """Give each operation a fault with probability `rate`, drawn from the faults of all other methods.
 
         Args:
-            seed: the seed of the draws. With the same seed, the operation of the same number gets the same fault.
+            seed: the seed of the draws. With the same seed, the n-th operation gets the same fault in every run.
             rate: a probability, from 0 to 1.
             delay: the length of a delay, in seconds.
         """
@@ -349,5 +349,5 @@ class FaultyStore(StoreView):
         return other
 
     def close(self) -> None:
-        """Close the underlying handle."""
+        """Close the underlying store."""
         self._inner.close()

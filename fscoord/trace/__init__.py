@@ -1,5 +1,4 @@
-"""Traces of a job, for analysis: the spans of all its processes on one time line, tables, and pictures.
+"""Reads the trace of a job, puts the spans of all processes on one time line, and makes tables and pictures.
 
-`_runtime.tracing` records. This package reads the files, estimates the offsets of the clocks, and shows the result. It
-opens no store and changes no file.
+`_runtime.tracing` writes the files of the trace. This package opens no store and changes no file.
 """

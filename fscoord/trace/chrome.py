@@ -1,9 +1,9 @@
-"""`chrome_events`: a trace as Chrome trace events, which Perfetto and chrome://tracing open.
+"""`chrome_events` converts a trace to Chrome trace events, which Perfetto and chrome://tracing show.
 
-The format is described in "Trace Event Format" by the Chromium authors. A host is a "process" of the format, and a rank
-is a "thread" of it, so that the viewers group the rows of ranks by host. A duration is a complete event ("X"). An arrow
-leads from a span of the process that ended a wait to the span of the wait. It consists of a flow event that starts
-("s") and a flow event that ends ("f"). The viewers attach a flow event to the span around its time. If the first
+"Trace Event Format" by the Chromium authors describes the format. A host becomes a "process" of the format, and a rank
+becomes a "thread", so the viewers group the ranks by host. A span becomes a complete event ("X"). If one process ended
+the wait of another process, an arrow leads from a span of the first to the span of the wait. An arrow is two flow
+events, its start ("s") and its end ("f"). A viewer attaches a flow event to the span around its time. If the first
 process has no span at that time, as after a plain ``set``, the export adds a short span.
 """
 
@@ -16,7 +16,7 @@ from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
 LANES: Final = 1000
-"""More than the lanes of any process. The number of a row is the process's number times `LANES`, plus the lane's."""
+"""More than the lanes of any process. The number of a row is the process's number times `LANES`, plus the lane."""
 
 MARK_NS: Final = 1000
 
@@ -63,7 +63,7 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
 
 
 def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]:
-    """Return the spans, with short spans added for releases, and the arrows: from a span, at a time, to a span."""
+    """Return the spans, with short ones added for releases, and the arrows: from a span, at a time in ns, to a span."""
     holds = Holds(trace)
     spans = list(trace.spans)
     flows = []
@@ -74,7 +74,7 @@ def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]
         ended = ended_by(trace, span, holds)
         if ended.process is None or ended.time is None or ended.process == span.process:
             continue
-        if span.kind in HOLDS:  # the wait is the first part of the span: the hold has a span of its own
+        if span.kind in HOLDS:  # the span also covers the hold, so the wait gets a span of its own
             released = span._replace(kind=f"{span.kind} wait", end=span.begin + waited(span))
             spans.append(released)
         else:

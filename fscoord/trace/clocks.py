@@ -1,23 +1,23 @@
-"""Clock offsets: the times of several clocks on one time line, from the barriers of the processes. Pure: no I/O.
+"""Estimates the offsets of several clocks from the barriers of their processes. No I/O.
 
-The monotonic clocks of two hosts have unknown beginnings and slightly different rates. No process leaves a barrier
-before its last arrival. So for two processes i and j of one barrier, the arrival of i precedes the departure of j in
-true time. If the clock of i is ahead of true time by o(i), and the clock of j by o(j), then::
+The monotonic clocks of two hosts start at unknown times and have slightly different rates. No process leaves a barrier
+before the last process has arrived. So for two processes i and j of one barrier, the arrival of i precedes the
+departure of j. If the clock of i is ahead of true time by o(i), and the clock of j by o(j), then::
 
     o(j) - o(i)  <=  left(j) - arrived(i)
 
-Each barrier bounds the difference of each pair of clocks from both sides in this way. That is a system of difference
-constraints, which the shortest paths of a graph solve: R. Bellman, On a routing problem, 1958; L. Ford and D.
-Fulkerson, Flows in Networks, 1962. The same bounds for pairs of messages are in A. Duda, G. Harrus, Y. Haddad and G.
-Bernard, Estimating global time in distributed systems, ICDCS 1987.
+In this way each barrier bounds the difference of each pair of clocks from both sides. These bounds are a system of
+difference constraints, which the shortest paths of a graph solve: R. Bellman, On a routing problem, 1958; L. Ford and
+D. Fulkerson, Flows in Networks, 1962. The same bounds for pairs of messages are in A. Duda, G. Harrus, Y. Haddad and
+G. Bernard, Estimating global time in distributed systems, ICDCS 1987.
 
-An offset changes as the clocks drift apart. So the barriers are divided into windows, and each clock has one offset in
-each window, its offset at the middle of the window. A constraint at another time is loosened by the longest drift
-between that time and the middle (`DRIFT`). A window whose constraints contradict each other, because the clocks drift
-more, is split. Between the middles of two windows the offset is interpolated.
+The offsets change, because the clocks drift apart. So the barriers are divided into windows of time. For each window, a
+clock has one offset, which holds at the middle of the window. A constraint of an earlier or later barrier is loosened
+by the largest possible drift up to the middle (`DRIFT`). If clocks drift faster, the constraints of a window contradict
+each other, and the window is split. Between the middles of two windows the offset is interpolated.
 
-Every offset comes with a bound: half of the width of the interval in which it must lie, and the longest drift since the
-nearest middle. The bound holds if no two clocks drift apart faster than `DRIFT`.
+Every offset has an error bound: half of the interval in which the offset must lie, plus the largest possible drift
+since the nearest middle. The bound holds if no two clocks drift apart faster than `DRIFT`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ DRIFT: Final = 100e-6
 """The highest rate at which two clocks drift apart. Quartz clocks are usually specified to 20 to 50 millionths."""
 
 WINDOW_NS: Final = 60_000_000_000
-"""The longest window."""
+"""The longest window, in ns."""
 
 SHORT_WINDOW_NS: Final = 1_000_000_000
 ENOUGH: Final = 32
-"""A window of `SHORT_WINDOW_NS` ends when it has so many barriers: more of them would not outweigh the drift."""
+"""How many barriers end a window after `SHORT_WINDOW_NS`. Further barriers would add more drift than precision."""
 
 
 class Passage(NamedTuple):
-    """When the processes with one clock went through one barrier, which all ranks have passed.
+    """The times, on one clock, at which the processes with this clock arrived at one barrier and left it.
 
     Attributes:
         clock: the clock.
@@ -56,11 +56,11 @@ class Passage(NamedTuple):
 
 
 Meeting = Sequence[Passage]
-"""One barrier: a passage for each of its clocks."""
+"""One barrier: a `Passage` for each clock of its processes."""
 
 
 class Instant(NamedTuple):
-    """A time on the clock of the group's reference.
+    """A time on the reference clock of a group.
 
     Attributes:
         time: the estimate, in ns.
@@ -72,7 +72,7 @@ class Instant(NamedTuple):
 
 
 class Fix(NamedTuple):
-    """The offset of one clock from the reference, at the time `at` of the reference, in ns.
+    """The estimated offset of one clock from the reference, when the reference shows the time `at`, in ns.
 
     The true offset differs from `offset` by at most `bound`.
     """
@@ -83,7 +83,7 @@ class Fix(NamedTuple):
 
 
 class Rough(NamedTuple):
-    """The bounds that one barrier gives for the offset of a clock from another clock.
+    """The offset of a clock from its parent (see `_Group._find_parents`), estimated from one barrier, in ns.
 
     Attributes:
         at: the time of the barrier on the clock.
@@ -101,7 +101,7 @@ class Alignment:
 
     Attributes:
         groups: the clocks of each group, the reference first. Clocks of different groups are not comparable.
-        discarded: the number of barriers that contradict themselves, and were not used.
+        discarded: the number of barriers that were not used, because their times contradict each other.
     """
 
     def __init__(self, groups: list[list[Clock]], fixes: dict[Clock, list[Fix]], discarded: int, drift: float) -> None:
@@ -117,7 +117,7 @@ class Alignment:
         return self._group[clock]
 
     def fixes(self, clock: Clock) -> list[Fix]:
-        """Return the offsets of `clock` that were found, in the order of time. A reference has one, which is 0."""
+        """Return the estimated offsets of `clock`, sorted by time. A reference clock has a single offset, 0."""
         return self._fixes[clock]
 
     def widest(self, clock: Clock) -> int:
@@ -125,7 +125,7 @@ class Alignment:
         return max(fix.bound for fix in self._fixes[clock])
 
     def to_reference(self, clock: Clock, time: int) -> Instant:
-        """Convert `time`, which `clock` showed, in ns, to the clock of its group's reference."""
+        """Convert `time`, in ns on `clock`, to the reference clock of the group."""
         found, local = self._fixes[clock], self._local[clock]
         if len(found) == 1 and found[0].bound == 0:
             return Instant(time - found[0].offset, 0)  # the reference
@@ -142,10 +142,10 @@ class Alignment:
 
 
 def align(clocks: Iterable[Clock], meetings: Iterable[Meeting], drift: float = DRIFT) -> Alignment:
-    """Return the alignment of `clocks` by `meetings`.
+    """Estimate the offsets of `clocks` from the barriers `meetings`.
 
     Args:
-        clocks: all clocks. The first of a group is its reference.
+        clocks: all clocks. The first clock of a group becomes its reference.
         meetings: the barriers, each with the passages of the clocks that took part.
         drift: the highest rate at which two clocks drift apart.
     """
@@ -175,7 +175,7 @@ def _drifted(drift: float, nanoseconds: int) -> int:
 
 
 class _Group:
-    """The clocks that barriers connect with the clock `reference`."""
+    """Computes the offsets of all clocks that a chain of barriers connects with the clock `reference`."""
 
     def __init__(self, reference: Clock, meetings: list[Meeting], drift: float) -> None:
         self._reference = reference
@@ -185,9 +185,9 @@ class _Group:
         self._discarded = 0
 
     def _find_parents(self, meetings: list[Meeting]) -> dict[Clock, tuple[Clock, list[Rough]]]:
-        """Return, for each clock of the group, a neighbour that is nearer to the reference, and rough offsets from it.
+        """Return, for each clock of the group, its parent, which is nearer to the reference, and rough offsets from it.
 
-        Rough offsets are used only to find the window of a barrier, and the time for which the clocks have drifted.
+        Rough offsets only serve to find the window of a barrier, and to estimate how long the clocks have drifted.
         """
         shared: dict[Clock, dict[Clock, list[Rough]]] = {}
         for meeting in meetings:
@@ -209,7 +209,7 @@ class _Group:
         return parents
 
     def _rough(self, clock: Clock, time: int) -> Instant:
-        """Return the approximate time of the reference when the time of `clock` is `time`."""
+        """Return the approximate time of the reference when `clock` shows `time`."""
         error = 0
         while clock != self._reference:
             clock, offsets = self._parents[clock]
@@ -220,7 +220,7 @@ class _Group:
         return Instant(time, error)
 
     def solve(self) -> tuple[dict[Clock, list[Fix]], int]:
-        """Return the fixes of each clock that can be compared with the reference, and how many barriers were wrong."""
+        """Return the offsets of each clock of the group, and how many barriers were discarded."""
         fixes: dict[Clock, list[Fix]] = {}
         timed = sorted(
             ((max(self._rough(*each[:2]).time for each in meeting), meeting) for meeting in self._meetings),
@@ -232,7 +232,7 @@ class _Group:
                     fixes.setdefault(clock, []).append(Fix(at, offset, bound))
         missing = self._parents.keys() - fixes.keys() - {self._reference}
         if missing and timed:
-            # Such a clock meets only clocks that do not meet the reference in the same window.
+            # No window connects such a clock with the reference, so all barriers are taken as one window.
             whole = self._bounds(timed)
             for clock, (offset, bound) in (whole or {}).items():
                 if clock in missing:
@@ -241,7 +241,7 @@ class _Group:
         return {self._reference: [Fix(0, 0, 0)], **fixes}, self._discarded
 
     def _solve_window(self, window: list[tuple[int, Meeting]]) -> list[tuple[int, dict[Clock, tuple[int, int]]]]:
-        """Return the time and the offsets of the window, or of its halves if its constraints contradict each other."""
+        """Return the middle of `window` and the offsets there. If the constraints conflict, solve its two halves."""
         found = self._bounds(window)
         if found is not None:
             return [(window[len(window) // 2][0], found)]
@@ -252,16 +252,16 @@ class _Group:
         return self._solve_window(window[:half]) + self._solve_window(window[half:])
 
     def _bounds(self, window: list[tuple[int, Meeting]]) -> dict[Clock, tuple[int, int]] | None:
-        """Return the offset of each clock at the middle of `window`, with its bound; None if there can be none.
+        """Return the offset of each clock at the middle of `window`, and its bound; None if the constraints conflict.
 
-        The drift up to the middle depends on the time of the middle on each clock, so on the offset itself. A rough
-        offset yields a first result, and the first result yields the second, which is tighter.
+        How far a clock drifts up to the middle depends on its offset, which is to be found. So this solves twice: with
+        rough offsets, and then with the offsets of the first solution, which are tighter.
         """
         middle = window[len(window) // 2][0]
         known: dict[Clock, tuple[int, int]] = {}
         for at, meeting in window:
             for each in meeting:
-                if each.clock not in known or at <= middle:  # the last one before the middle is near to it
+                if each.clock not in known or at <= middle:  # of the barriers before the middle, take the last
                     about = self._rough(each.clock, each.left)
                     known[each.clock] = each.left - about.time, about.bound + _drifted(self._drift, abs(at - middle))
         known[self._reference] = 0, 0
@@ -271,11 +271,11 @@ class _Group:
     def _solve(
         self, window: list[tuple[int, Meeting]], middle: int, known: dict[Clock, tuple[int, int]]
     ) -> dict[Clock, tuple[int, int]] | None:
-        """Compute the result of `_bounds`, given in `known` an offset and its bound for each clock at the middle."""
+        """Compute the result of `_bounds`. `known` has an approximate offset and its bound for each clock."""
         limits: dict[Clock, dict[Clock, int]] = {}  # limits[c][d]: o(d) - o(c) is at most this
 
         def loose_by(clock: Clock, time: int) -> int:
-            """Return the largest drift of `clock` between the middle and its own time `time`."""
+            """Return the largest drift of `clock`, in ns, between its time `time` and the middle of the window."""
             if clock == self._reference:
                 return 0
             offset, error = known[clock]

@@ -1,6 +1,6 @@
-"""`make_page`: a trace as one HTML page, with a time line to zoom and the tables of the report. It needs no network.
+"""`make_page` makes one HTML page of a trace: a time line that can be zoomed, and the tables of the report.
 
-The page is ``page.html`` of this package. It draws the time line from the data that `page_data` returns.
+The page needs no network. It is ``page.html`` of this package, and draws the time line from the data of `page_data`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fscoord.trace.report import (
 )
 
 SPANS_MAX: Final = 40_000
-"""The most spans in a page. Of more spans the longest are shown, so that the page stays under 5 MB and fluid."""
+"""The most spans in a page. If a trace has more, the page has the longest, and stays under 5 MB."""
 
 ROWS_MAX: Final = 200
 """The most rows of a table in a page."""
 
 SHORT: Final = 24
-"""A column of a table whose texts are longer may break them into lines."""
+"""The most characters of a text without line breaks. A column with a longer text may wrap all its texts."""
 
 NOT_SHOWN: Final = ("open", "process")
 
@@ -58,8 +58,8 @@ def page_data(trace: Trace) -> Document:
     """Return the data that the page draws. Times are in microseconds since the first span of the group of clocks.
 
     Waits that are a part of a barrier, a lock or another operation are left out, because they would cover it. A span is
-    an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, text on the event that
-    ended it, row of the process that ended it or -1, crossing or -1. Kind, name, outcome and text are indices of
+    an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, the event that ended the
+    wait, row of the process that caused the event or -1, crossing or -1. Kind, name, outcome and event are indices of
     ``texts``.
     """
     outer = set(map(id, outer_waits(trace)))
@@ -129,7 +129,7 @@ def _us(nanoseconds: int) -> float:
 
 
 def make_page(trace: Trace) -> str:
-    """Return the page of `trace`."""
+    """Return the HTML page for `trace`."""
     report, data = make_report(trace), page_data(trace)
     template = files("fscoord.trace").joinpath("page.html").read_text(encoding="utf-8")
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # so that no name of a key ends the script

@@ -1,7 +1,7 @@
-"""`read`: the files of a trace directory as processes and spans, on one time line where barriers allow it.
+"""`read` returns the processes and spans of a trace directory, on one time line where barriers connect the clocks.
 
-`docs/trace.md` specifies the files. A file may end anywhere, and any line may be damaged. Lines that can't be read are
-counted and left out. Other users may have put anything into the directory: names that can't be read are left out, too.
+`docs/trace.md` specifies the files. A file may end anywhere, and any line may be damaged. Damaged lines are counted and
+left out. Files that can't be read are left out, too, because other users may have put anything into the directory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fscoord.trace.clocks import Alignment, Meeting, Passage, align
 HOLDS: Final = ("lock", "election")
 SUFFIX = ".trace"
 FILE_MAX: Final = 4 * tracing.SEGMENT_BYTES
-"""How many bytes of a file are read. A segment is longer than `SEGMENT_BYTES` only if the last write to it was long."""
+"""How many bytes of a file are read. A segment exceeds `SEGMENT_BYTES` only by its last write."""
 HEADER_MAX: Final = 1 << 16
 MEETS = ("barrier", "exchange")
 
 
 class Span(NamedTuple):
-    """One span, in ns of the reference of its process's group of clocks.
+    """One span. Its times are in ns on the reference clock of its process's group of clocks.
 
     Attributes:
         process: the index of its process in the trace.
@@ -36,7 +36,7 @@ class Span(NamedTuple):
         begin: the beginning.
         end: the end; for an open span, when its process was recorded as dead, or else the end of the trace.
         outcome: how it ended; empty for an open span.
-        thread: the number of the thread in its process, from 0 in the order of their first spans.
+        thread: the number of the thread. The threads of a process count from 0, in the order of their first spans.
         facts: further facts.
     """
 
@@ -58,7 +58,7 @@ class Span(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Whether the span is of a lock or an election that was acquired, and is open."""
+        """Whether the span is open, and its lock or election was acquired."""
         return self.is_open and "token" in self.facts and self.kind in HOLDS
 
     @property
@@ -74,14 +74,14 @@ class Process:
     Attributes:
         host: the name of its host.
         pid: its process id.
-        token: the random text that distinguishes it from other processes with the same number.
+        token: the random text that distinguishes it from other processes with the same process id.
         clock: the boot id and the time namespace, which together identify its monotonic clock.
         wall_minus_clock: the wall clock minus the monotonic clock when it began, in ns.
         rank: the rank with which it opened a store, or else the rank in most of its barriers; None if there is none.
         label: the label with which it opened a store.
         has_exited: whether it recorded its exit. A process that was killed did not.
         group: the number of the group of comparable clocks.
-        first, last: the first and the last time that it recorded, in ns of the reference of its group.
+        first, last: the first and the last time that it recorded, in ns on the reference clock of its group.
         skipped: the number of lines that could not be read.
         overwritten: whether older spans were overwritten, because both segments were full.
     """
@@ -118,7 +118,7 @@ class Crossing(NamedTuple):
     Attributes:
         name: its name.
         spans: the spans of the processes that passed, in the order of their arrivals.
-        is_sound: whether each rank arrived once and passed, so that arrivals and departures bound the clocks.
+        is_sound: whether each rank arrived once and passed, so that the times can be used to compare clocks.
     """
 
     name: str
@@ -131,11 +131,11 @@ class Trace:
 
     Attributes:
         directory: its directory.
-        processes: its processes, by group of clocks, rank and host.
-        spans: all spans, by beginning. Times of different groups of clocks are not comparable.
-        crossings: the barriers and the exchanges of all ranks, by the last arrival.
-        alignment: the clocks.
-        hosts: the name of a host of each clock.
+        processes: its processes, sorted by group of clocks, rank and host.
+        spans: all spans, sorted by beginning. Times of different groups of clocks are not comparable.
+        crossings: the barriers and the exchanges of all ranks, sorted by the last arrival.
+        alignment: the offsets of the clocks.
+        hosts: the name of one host for each clock.
         unreadable: for each file that can't be read, its path and the reason.
     """
 
@@ -178,7 +178,7 @@ class Trace:
             process.last = max(process.last, span.end)
 
     def _end_open_spans(self) -> None:
-        """End open spans when the death of their process was recorded, or else at the end of the trace."""
+        """Set the end of each open span: the recorded death or the exit of its process, or the end of the trace."""
         ends: dict[int, int] = {}
         deaths: dict[tuple[int, str], int] = {}
         for span in self.spans:
@@ -195,7 +195,7 @@ class Trace:
                 )
 
     def bound(self, one: int, other: int) -> int:
-        """Return the largest error of the difference of two times of one group of clocks, in ns.
+        """Return the largest error, in ns, of the difference between two times of one group of clocks.
 
         Args:
             one: the index of the process of the first time.
@@ -205,7 +205,7 @@ class Trace:
         return 0 if mine == theirs else self.alignment.widest(mine) + self.alignment.widest(theirs)
 
     def begins(self) -> list[int]:
-        """Return the first time of each group of clocks."""
+        """Return the first time of each group of clocks, in ns."""
         return [
             min((process.first for process in self.processes if process.group == group), default=0)
             for group in range(len(self.alignment.groups))
@@ -252,7 +252,7 @@ def read(directory: Any) -> Trace:
 
 
 def _joined(segments: list[Process]) -> Process:
-    """Return the process that wrote `segments`, which are in order, the older first."""
+    """Merge `segments`, which one process wrote. The oldest is the first."""
     process = segments[0]
     for other in segments[1:]:
         process.skipped += other.skipped
@@ -265,7 +265,7 @@ def _joined(segments: list[Process]) -> Process:
 
 
 def _name(process: Process) -> None:
-    """Find the rank and the label of `process` in its spans."""
+    """Set the rank and the label of `process` from its spans."""
     ranks: Counter[int] = Counter()
     for row in process.rows.values():
         rank = row[tracing.RANK]
@@ -296,7 +296,7 @@ def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Proces
 
 
 def _segment(path: str) -> tuple[int, Process] | None:
-    """Return the number of a segment and its contents; None if the file has no header of a trace.
+    """Return the number and the contents of the segment in the file `path`; None if it has no header of a trace.
 
     Raises:
         OSError: the file can't be read, is a symbolic link, or is not a regular file.
@@ -333,7 +333,7 @@ def _segment(path: str) -> tuple[int, Process] | None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines, up to `FILE_MAX` bytes: a sparse file may have one line of any length."""
+    """Yield the lines of `file`, up to `FILE_MAX` bytes in total: a sparse file may have an endless line."""
     left = FILE_MAX
     while left > 0 and (line := file.readline(left)):
         left -= len(line)
@@ -374,7 +374,7 @@ _NUMBER_MAX: Final = 1 << 63
 
 
 def _facts(row: list[Any]) -> dict[str, Any]:
-    """Return the facts of a span that have the types which the tables expect."""
+    """Return the facts of the span in `row`, without facts that have the wrong type for the tables."""
     rest = row[len(_SHAPE) :]
     facts = dict(zip(map(str, rest[::2]), rest[1::2], strict=True))
     for name in _NUMBERS & facts.keys():
@@ -386,7 +386,7 @@ def _facts(row: list[Any]) -> dict[str, Any]:
 
 
 def _raw_spans(number: int, process: Process) -> Iterator[Span]:
-    """Yield the spans of a process in the times of its own clock."""
+    """Yield the spans of `process`, with times on its own clock."""
     last = max((max(row[tracing.BEGIN], row[tracing.END]) for row in process.rows.values()), default=0)
     threads: dict[int, int] = {}
     for row in process.rows.values():
@@ -427,7 +427,7 @@ def _crossings(spans: Iterable[Span]) -> list[Crossing]:
 
 
 def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterator[Meeting]:
-    """Yield the passages of each barrier, which bound the clocks."""
+    """Yield a `Meeting` for each sound crossing whose processes have several clocks."""
     for crossing in crossings:
         if crossing.is_sound:
             passages: dict[Any, Passage] = {}
@@ -442,9 +442,9 @@ def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterat
 
 
 def assign_lanes(spans: Iterable[Span]) -> list[int]:
-    """Return a lane of its process for each of `spans`, which are sorted by beginning.
+    """Return the lane of each span, which is a row of its process. `spans` must be sorted by beginning.
 
-    Two spans of one lane are nested or apart. Threads and tasks of one process therefore need several lanes.
+    Two spans in one lane are nested or disjoint. So concurrent threads and tasks of one process need several lanes.
     """
     by_process: dict[int, list[list[Span]]] = {}
     found = []

@@ -1,4 +1,4 @@
-"""`make_report`: the tables of a trace: ranks that came last, waits by name, locks, deaths, and the longest waits."""
+"""`make_report` makes the tables of a trace: ranks that came last, waits by name, locks, deaths, the longest waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITS: Final = ("barrier", "exchange", "wait", "queue", *HOLDS, "observe", "take
 """The kinds of spans in which a process waits."""
 
 SLACK_NS: Final = 1_000_000
-"""By how much a release may be recorded after the acquisition that it made possible, in ns."""
+"""How late a release may be recorded, in ns: the next acquisition of the lock may have an earlier time."""
 
 APART_MAX: Final = 64
 LONGEST: Final = 10
@@ -44,7 +44,7 @@ def make_report(trace: Trace) -> Document:
 def waited(span: Span) -> int:
     """Return how many ns the process of `span` waited.
 
-    In the span of a lock, the wait ends when the lock is acquired.
+    The span of a lock begins with the wait, and then covers the hold, which does not count.
     """
     if span.kind in HOLDS:
         found = span.facts.get("waited_ns", span.length)
@@ -55,7 +55,7 @@ def waited(span: Span) -> int:
 def outer_waits(trace: Trace) -> list[Span]:
     """Return the spans in which a process waits, without spans that are a part of another wait.
 
-    A barrier, a lock and a queue wait for keys below their own name.
+    For example, a lock waits for keys below its own name, and these waits are left out.
     """
     found = []
     around: dict[int, list[Span]] = defaultdict(list)
@@ -81,7 +81,7 @@ def pattern_of(name: str) -> str:
 
 
 def seconds(nanoseconds: float) -> float:
-    """Return a time in ns in seconds."""
+    """Convert nanoseconds to seconds."""
     return round(nanoseconds / 1e9, 9)
 
 
@@ -105,7 +105,7 @@ def _process(trace: Trace, number: int) -> Document:
 
 
 def _clocks(trace: Trace) -> list[Document]:
-    """Return, for each group of comparable clocks, its hosts, and the largest error of each clock."""
+    """Return a row for each group of comparable clocks: its hosts, and the largest error of each clock."""
     alignment = trace.alignment
     return [
         {
@@ -134,9 +134,8 @@ class Arrivals(NamedTuple):
     Attributes:
         last: the span of the last process to arrive.
         cost: the time that the others waited for the last, in ns, added up.
-        avoidable: the part of `cost` that would have been saved if the last process had arrived together with the last
-            but one.
-        is_certain: whether the last process arrived later than the last but one by more than the error of their clocks.
+        avoidable: how much lower `cost` would be if the last process had arrived together with the process before it.
+        is_certain: whether the clocks are exact enough to tell that `last` was the last.
     """
 
     last: Span
@@ -148,7 +147,7 @@ class Arrivals(NamedTuple):
 def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
     """Return the order of the arrivals, or None if fewer than two can be compared.
 
-    If a process passed twice with one rank, the name was used twice, and the arrivals belong to two barriers.
+    Also return None if a process passed twice with one rank: then the name was used for two barriers.
     """
     if len({(span.process, span.rank) for span in crossing.spans if span.rank is not None}) < sum(
         span.rank is not None for span in crossing.spans
@@ -167,7 +166,7 @@ def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
 
 
 def _last_to_come(trace: Trace) -> list[Document]:
-    """Return, for each process at barriers, how often it arrived last, and how long the others waited for it."""
+    """Return a row for each process that ever arrived last: how often, and how long the others waited for it."""
     came: dict[int, int] = defaultdict(int)
     rows: dict[int, Document] = {}
     for crossing in trace.crossings:
@@ -209,7 +208,7 @@ def _who(process: Process) -> Document:
 
 
 def _waiting(trace: Trace, waits: Sequence[Span]) -> list[Document]:
-    """Return the time that was waited for each name. Names that differ only in numbers count as one."""
+    """Return a row of waiting times for each name. Names that differ only in numbers count as one."""
     groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in waits:
         groups[span.kind, pattern_of(span.name)].append(span)
@@ -246,7 +245,7 @@ class Ended(NamedTuple):
 
 
 class Holds:
-    """The locks and elections of a trace, and which process held each while other processes waited."""
+    """Finds which processes held the locks and elections of a trace while other processes waited."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -269,7 +268,7 @@ class Holds:
         return next(iter(ranked or found), None)
 
     def before(self, span: Span) -> Span | None:
-        """Return the last hold of the same lock that ended before `span` was served."""
+        """Return the hold whose end let `span` acquire the same lock; None if `span` did not wait, or it is unknown."""
         key = span.kind, span.store, span.name
         holds, served = self._by_name[key], span.begin + waited(span)
         for place in range(bisect_right(self._ends[key], served + SLACK_NS) - 1, -1, -1):
@@ -284,7 +283,7 @@ class Holds:
         return self._trace.processes[one.process].group == self._trace.processes[other.process].group
 
     def contention(self) -> list[Document]:
-        """Return a row for each lock: the times of waits and holds, and which process waited for which."""
+        """Return a row for each lock: the times of waits and holds, and how long each waiter waited for each holder."""
         rows = []
         for (kind, store, name), spans in self._by_name.items():
             pairs: dict[tuple[str, str], int] = defaultdict(int)
@@ -314,7 +313,7 @@ class Holds:
         return self._trace.processes[span.process].title
 
     def _blockers(self, waiter: Span, holds: list[Span], ends: list[int]) -> list[tuple[Span, int]]:
-        """Return the holds of other processes while `waiter` waited, and how long each hold lasted within the wait."""
+        """Return each hold of another process during the wait of `waiter`, and for how many ns the two overlap."""
         found = []
         until, apart = waiter.begin + waited(waiter), 0
         for place in range(bisect_right(ends, waiter.begin), len(holds)):
@@ -383,10 +382,10 @@ def _time_outs(trace: Trace, waits: Iterable[Span]) -> list[Document]:
 
 
 def _deaths(trace: Trace) -> list[Document]:
-    """Return the deaths that processes of the trace recorded, and the delay of each record after the process's end.
+    """Return a row for each death that a process of the trace recorded, with two delays of the record.
 
-    The end of a process is known if ``fscoord run`` recorded it. Otherwise the last time in the process's own file is
-    used, which is before the end.
+    They count from the exit of the dead process, if ``fscoord run`` recorded it, and from the last time in the dead
+    process's own file.
     """
     addresses = trace.processes_by_address()
     exits = {str(span.facts.get("address")): span for span in trace.spans if span.kind == "worker" and not span.is_open}
@@ -425,11 +424,11 @@ class Seconds(float):
 
 
 class Bar(Seconds):
-    """A time in seconds that is to be compared with the other times of its column."""
+    """A time in seconds that the page shows as a bar, to compare the times of a column."""
 
 
 class Table(NamedTuple):
-    """A table of a report, for people.
+    """A table of the report, as shown to people.
 
     Attributes:
         title: its title.
@@ -481,7 +480,7 @@ def _all_tables(report: Document) -> Iterator[Table]:
     )
     yield Table(
         "Waiting time by name",
-        "Numbers in names count as alike.",
+        "Names that differ only in numbers share a row.",
         ("kind", "name", "waits", "total", "longest", "by"),
         [
             (row["kind"], row["name"], row["waits"], Bar(row["total"]), Seconds(row["longest"]), row["longest_by"])
@@ -509,8 +508,8 @@ def _all_tables(report: Document) -> Iterator[Table]:
     )
     yield Table(
         "Deaths",
-        "The times go from the exit that fscoord run saw, and from the last sign in the trace, to the death record.",
-        ("process", "rank", "recorded by", "after its exit", "after its last sign"),
+        "How long after the exit that fscoord run saw, and after the last entry in the trace, a death was recorded.",
+        ("process", "rank", "recorded by", "after its exit", "after its last entry"),
         [
             (
                 row["process"],

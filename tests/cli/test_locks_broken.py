@@ -68,7 +68,7 @@ def test_break_lock_asks_on_a_terminal(fscoord, store, monkeypatch, answer, code
     monkeypatch.setattr(locks, "_is_asked", lambda: True)
     done = fscoord("break-lock", "a", stdin=answer)
     assert done.code == code
-    assert "Take it away?" in done.err
+    assert "Take its hold away?" in done.err
     if code:
         lock.check()
     else:

@@ -29,7 +29,7 @@ def test_repair_without_yes_only_reports_the_records_it_would_leave_out(fscoord,
     done = fscoord("repair", "--output", path + ".new")
     assert done.code == 1
     first, second, third, last = done.out.decode().splitlines()
-    assert "checksum does not match (set second, a value of 15 bytes, by session 1, as it says of itself)" in first
+    assert "checksum does not match (set second, a value of 15 bytes, by session 1, unverified)" in first
     assert "it comes after the damage (set third, a value of 14 bytes, by session 1)" in second
     assert "2 records would be copied, 2 would be left out" in third
     assert last == f"{path}.new was not written: that needs --yes"

@@ -52,7 +52,7 @@ def test_wait_without_ctypes_polls_and_meets_its_deadline(tmp_path):
 def test_verb_that_runs_a_command_says_that_ctypes_is_missing(tmp_path, words):
     done = without_ctypes(tmp_path, *words)
     assert done.returncode == 69
-    assert done.stderr.startswith("fscoord: this Python was built without libffi, so it has no module _ctypes")
+    assert done.stderr.startswith("fscoord: the verbs that run a command need the module _ctypes, and this Python was")
     assert len(done.stderr.splitlines()) == 1
 
 

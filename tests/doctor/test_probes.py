@@ -73,7 +73,7 @@ def test_locks_that_each_host_has_for_itself_are_bad(pair, kind):
 def test_locks_that_let_appends_overlap_are_bad(pair):
     check = probes.race(pair(lying_agents.OwnLocks), "ofd")
     assert check.outcome == BAD
-    assert "did not know of the one before" in check.says
+    assert "repeat the number of another append" in check.says
 
 
 class Steps:
@@ -102,7 +102,7 @@ def test_data_that_is_old_under_the_lock_fails_the_race_and_each_look(pair, monk
 def test_zeros_for_data_are_bad(pair):
     liars = pair(lying_agents.Zeros)
     assert probes.race(liars, "ofd").outcome == BAD
-    assert "bytes that nobody wrote" in probes.race(liars, "flock").says
+    assert "bytes that no agent wrote" in probes.race(liars, "flock").says
 
 
 def test_appends_that_are_lost_are_bad(pair):
@@ -138,7 +138,7 @@ def test_locks_that_are_missing_are_bad_and_dependent_probes_are_skipped(pair):
     one, other = pair()
     found = outcomes(Pair(lying_agents.Refusing(one, errno.ENOLCK), other, PROCESSES, EFFORT_S))
     assert (found["exclusion (ofd)"].outcome, found["exclusion (soft)"].outcome) == (BAD, OK)
-    assert "no such locks" in found["exclusion (ofd)"].says
+    assert "no locks of this kind" in found["exclusion (ofd)"].says
     assert not {"handover (ofd)", "death (ofd)", "race (ofd)", "store (ofd)"} & found.keys()
 
 

@@ -171,7 +171,7 @@ def test_lock_manager_that_is_silent_gets_its_hint():
 
 def test_nfs_without_locks_gets_advice_on_its_lock_manager():
     found = checks(PROCESSES)
-    found[0] = Check("exclusion", PROCESSES, BAD, "there are no such locks here", "ofd", {"missing": True})
+    found[0] = Check("exclusion", PROCESSES, BAD, "the mount has no locks of this kind", "ofd", {"missing": True})
     assert "rpc.statd" in " ".join(verdict(facts("nfs", "vers=3"), found, None)["recommendations"])
     assert "rpc.statd" not in " ".join(verdict(facts("lustre", "flock"), found, None)["recommendations"])
 

@@ -386,9 +386,7 @@ def test_hold_is_not_called_lost_while_the_store_does_not_answer(soon, caplog, t
         raise StoreTimeoutError("no answer")
 
     assert run(f"until [ -e {tmp_path}/asked ]; do sleep 0.01; done", check).status == 0
-    assert [record.getMessage() for record in caplog.records] == [
-        "the check that the hold lasts failed: timeout: no answer"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["the check of the hold failed: timeout: no answer"]
 
 
 def test_command_is_stopped_without_an_answer_for_as_long_as_the_hold_lasts():
@@ -457,5 +455,5 @@ def test_watchdog_begins_anew_at_a_sign_of_life_and_counts_no_quarter_twice():
 
 
 def test_command_with_too_much_output_is_ended():
-    with pytest.raises(LimitExceededError, match="over 10000 bytes"):
+    with pytest.raises(LimitExceededError, match="more than 10000 bytes"):
         run("while :; do echo more and more; done")

@@ -208,4 +208,4 @@ def test_signals_are_named_as_by_torchrun_or_as_by_a_shell(parsed, refused):
     for word in ("SIGNONE", "KILL", "SIGSTOP", "TERM,", "12"):
         assert "is not the name of a signal that a process can handle" in refused(f"--forward-signals={word}", "x")
     line = refused("--forward-signals", "USR1,TERM", "x")
-    assert "SIGTERM is in --signals-to-handle as well: leave it out of one of them" in line
+    assert "SIGTERM is in --forward-signals and in --signals-to-handle: give it once" in line

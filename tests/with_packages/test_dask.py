@@ -278,7 +278,7 @@ def test_preload_module_asks_for_the_store(dask: Run) -> None:
 
 
 def test_preload_module_is_for_schedulers_only(path: Path) -> None:
-    with pytest.raises(TypeError, match=r"this is a PosixPath: give it the address fscoord:///path"):
+    with pytest.raises(TypeError, match=r"Start a PosixPath without it, with the address fscoord:///path"):
         asyncio.run(integration.dask_setup.callback(path, str(path)))
 
 

@@ -1,4 +1,4 @@
-"""`StoreContract`: the tests that every store must pass, for pytest."""
+"""`StoreContract`, a class for pytest with the tests that every store must pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of handles on one store. They share its data, and each has its own timeout, its own session and its own end."""
+"""Tests of several handles on one store. They share the data, but each has its own timeout, session and `close`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Place`: one store under test, the handles and threads that use it, and the fixtures of the whole suite."""
+"""Helpers of the suite: `Place` for the store under test and its handles, threads, and the common fixtures."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fscoord._runtime import system
 from fscoord.store import Store
 
 HANG_S = 60
-"""The timeout of handles that are not meant to time out."""
+"""The timeout, in seconds, of handles that are not meant to time out."""
 
 QUEUES = ("q", "k", "", "bad", "other")
 
 
 class Place:
-    """One fresh store, and the handles on it that a test opens.
+    """A fresh store, and the handles that a test opens on it.
 
     Args:
         first: the first handle, on an empty store.
-        another: returns one more handle on the store of `first`.
-        full: returns the name that a key has in errors.
+        another: returns one more handle on the store of `first`; None: a clone.
+        full: returns the name that a key has in errors; None: the key itself.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Place:
         self._opened = [first]
 
     def open(self, timeout: float = HANG_S, how: str = "path") -> Store:
-        """Open another handle: by the path or the address if the store has one, or else as a clone."""
+        """Open another handle with a timeout in seconds. If `how` is ``"clone"``, it is a clone of the first handle."""
         store = self.first.clone() if how == "clone" else self._another(self.first)
         self._opened.append(store)
         store.set_timeout(timeout)
@@ -59,10 +59,7 @@ def state(store: Store) -> dict[str, Any]:
 
 
 class Thread:
-    """Run `call` in a thread.
-
-    `join` returns its result or raises its exception. The end of the ``with`` calls `join`.
-    """
+    """Runs `call` in a thread. The end of the ``with`` calls `join`."""
 
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.result: Any = None
@@ -78,11 +75,11 @@ class Thread:
             self._error = error
 
     def is_alive(self) -> bool:
-        """Return whether the call has not ended yet."""
+        """Return whether `call` still runs."""
         return self._thread.is_alive()
 
     def join(self) -> Any:
-        """Return the result of the call, or raise its exception."""
+        """Wait for the end of `call`. Return its result, or raise its exception."""
         self._thread.join(2 * HANG_S)
         assert not self._thread.is_alive(), "the thread hangs"
         if self._error:
@@ -97,12 +94,12 @@ class Thread:
 
 
 def start_thread(call: Callable[..., Any], *arguments: Any) -> Thread:
-    """Start a `Thread`."""
+    """Start a `Thread` that runs `call`."""
     return Thread(call, *arguments)
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Wait until `condition` holds; the time limit only bounds a hang."""
+    """Wait until `condition` returns a true value. Fail after `HANG_S` seconds."""
     end = system.time.monotonic() + HANG_S
     while not condition():
         assert system.time.monotonic() < end
@@ -110,7 +107,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 class ContractTests:
-    """Tests that take a fixture ``place``: a `~fscoord.testing.contract.place.Place` with a fresh and empty store."""
+    """The base class of the tests. A subclass has a fixture ``place``, which is a `Place` with an empty store."""
 
     @pytest.fixture
     def store(self, place: Place) -> Store:

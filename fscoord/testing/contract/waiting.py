@@ -1,4 +1,4 @@
-"""Tests of waits: their wake-ups, time-outs and errors, and Ctrl-C, which ends a wait and loses no value."""
+"""Tests of waits: wake-ups, time-outs and errors. Other tests press Ctrl-C, which must end a wait and lose no value."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fscoord.store import Store
 from fscoord.testing.contract.place import HANG_S, ContractTests, Place, Thread, start_thread, until
 
 LATE_S = HANG_S
-"""How late a wait may end before a test calls it hung: a handle that disregards a shorter timeout ends it later."""
+"""How many seconds a wait may last before it counts as hung. A wait that ignores the test's timeout lasts longer."""
 
 
 def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
-    """Make the call, which must end in a time-out, and return the error."""
+    """Run `call`, which must time out, and return its error."""
     with pytest.raises(StoreTimeoutError) as caught:
         call()
     assert "timeout" in str(caught.value)  # the word for which callers of torch's stores search
@@ -37,7 +37,7 @@ WRITERS: dict[str, Callable[[Store], object]] = {
     "append": lambda store: store.append("k", "1"),
     "multi_set": lambda store: store.multi_set(["other", "k"], ["2", "1"]),
 }
-"""Every way to set the key k to 1."""
+"""All operations that can set the key k to 1."""
 
 
 class Waiting(ContractTests):
@@ -207,7 +207,7 @@ class Waiting(ContractTests):
 
 
 class CtrlC:
-    """A context manager in which SIGINT raises only in the call under test: a later one would end pytest."""
+    """A context manager in which SIGINT raises only during the call under test. At other times it would end pytest."""
 
     def __init__(self) -> None:
         self._is_armed = self._has_begun = self._has_come = False
@@ -227,7 +227,7 @@ class CtrlC:
         signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
 
     def press(self) -> None:
-        """Send the signal to the main thread, from another thread, once the call in `ends` has begun."""
+        """Wait until the call in `ends` has begun, and send SIGINT to the main thread. Another thread calls this."""
         main = system.threading.main_thread().ident
         assert main is not None
         until(lambda: self._has_begun)
@@ -238,7 +238,7 @@ class CtrlC:
             signal.raise_signal(signal.SIGINT)
 
     def ends(self, call: Callable[[], object]) -> bool:
-        """Make `call`, during which Ctrl-C is pressed; return whether the Ctrl-C ended the call.
+        """Run `call` while another thread calls `press`. Return whether the Ctrl-C ended `call`.
 
         The Ctrl-C may come too late. Up to Python 3.12, it may also be lost without a report: in the finalizer of an
         object of `io`, such as the response of a server (``iobase_finalize`` in CPython). So one loss is allowed, and a
@@ -252,7 +252,7 @@ class CtrlC:
             finally:
                 self._is_armed = False
         except KeyboardInterrupt:
-            self._is_armed = False  # the signal may have arrived directly before the same line above
+            self._is_armed = False  # the signal may have arrived just before this line in `finally`
             return True
         until(lambda: self._has_come)
         self._lost_ones += self._raised > 0
@@ -272,10 +272,10 @@ class CtrlC:
 
 
 def popped(popper: Thread, store: Store, key: str) -> bytes:
-    """Return what the pop of `popper` from the queue `key` returns, which an interrupted pop may have overtaken.
+    """Wait for `popper`, a thread that pops from the queue `key`, and return its value.
 
-    The interrupted pop may take a value. A server may execute it at any later moment, so one look at the queue is not
-    enough: this function pushes another value into `store` whenever the queue is empty.
+    An earlier, interrupted pop may take the value instead, and a server may execute that pop at any later moment. So
+    this function pushes another value into `store` whenever the queue is empty.
     """
 
     def is_over() -> bool:
@@ -293,7 +293,7 @@ class Interrupts(ContractTests):
 
     @pytest.fixture
     def ctrl_c(self) -> Iterator[CtrlC]:
-        """Yield a Ctrl-C that works with any handler of this process for SIGINT."""
+        """Yield a `CtrlC`. It replaces the process's handler for SIGINT during the test."""
         with CtrlC() as ctrl_c:
             yield ctrl_c
 
