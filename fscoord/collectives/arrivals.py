@@ -84,7 +84,7 @@ def location_of(members: Sequence[Member], stopped: Collection[int] = ()) -> str
     `members` are the sessions of the rank. `stopped` are the numbers of sessions whose processes are stopped.
     """
     if not members:
-        return "not seen here"
+        return "not seen in this store"
     last = max(members, key=lambda member: (member.alive != "no", member.number))
     place = f"{escape_word(last.host)}:{last.pid}"
     if last.alive == "no":

@@ -46,10 +46,8 @@ def barrier(
 ) -> WaitSteps[None]:
     """Execute `fscoord.barrier`.
 
-    Args:
-        start: when the call began, by the monotonic clock; None means now.
-        span: the trace span of the call, if this process records a trace.
-        begun: the arrival that `Store._meet` has begun, or None.
+    `start` is when the call began, by the monotonic clock; None means now. `span` is the trace span of the call, if
+    this process records a trace. `begun` is the arrival that `Store._meet` has begun, or None.
     """
     if tracing.recorder is not None and span is None:
         given = (store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
