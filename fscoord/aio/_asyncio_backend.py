@@ -12,7 +12,7 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.wait import WaitBackend
 
 LONGEST_S: Final = 86400.0
-"""The longest timer, in seconds. A loop can't set an infinite timer, so a longer sleep wakes up and continues."""
+"""The longest sleep, in seconds, because a loop can't set an infinite timer. A longer wait sleeps several times."""
 
 
 class AsyncioWaker:

@@ -106,7 +106,7 @@ class StoreDriver:
 
 
 def _close_amid(store: Store, error: BaseException | None) -> None:
-    """Close `store` in this thread, with `error`, the exception that the task handles, as the thread's `sys.exc_info`.
+    """Close `store` in this thread while `error`, the current exception of the task, is also the thread's.
 
     `FileStore.close` uses `sys.exc_info` to find out whether this process leaves because it failed.
     """

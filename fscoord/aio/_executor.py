@@ -116,7 +116,7 @@ class CallExecutor:
         return call.result()
 
     async def complete(self, function: Callable[[], T]) -> PendingCall[T]:
-        """Call `function` in a thread and return the completed call. A cancellation of this task is recorded in it."""
+        """Call `function` in a thread. Return the completed call, which also records a cancellation of this task."""
         call = PendingCall(function)
         if not self._threads_max:
             call.run()

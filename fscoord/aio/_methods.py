@@ -46,7 +46,7 @@ class Named(ForTasks):
 
 
 def itself(for_tasks: S, _: object) -> S:
-    """Return `for_tasks`: the `wrap` argument for a method whose blocking version returns ``self``."""
+    """Return `for_tasks`. Use this function as `wrap` if the blocking method returns ``self``."""
     return for_tasks
 
 

@@ -145,7 +145,7 @@ def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
 
 
 def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
-    """Return, from the environment, the rank and size parameters of the constructor that are not in `given`."""
+    """Return the ranks and sizes that the constructor takes and `given` lacks. They come from the environment."""
     from inspect import Parameter, signature
 
     accepted = signature(barrier_class).parameters

@@ -187,7 +187,7 @@ def get_all(
         timeout: one limit for the whole call, in seconds or as a `timedelta`; None: the store's timeout.
 
     Raises:
-        StoreTimeoutError: some ranks have no data, or, on rank 0, have not finished. The error names these ranks.
+        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
         UsedBeforeError: a call of `get_all` with this prefix has already finished on all ranks.
         BarrierError: `rank` is not below `world_size`.
     """
@@ -236,7 +236,7 @@ def synchronize(
         key: another name of `key_prefix`.
 
     Raises:
-        StoreTimeoutError: some ranks have no data, or, on rank 0, have not finished. The error names these ranks.
+        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
         UsedBeforeError: the prefix has been used before. Nothing was overwritten.
         BarrierError: `rank` is not below `world_size`.
     """
@@ -298,7 +298,7 @@ def gather(
         target: the rank that receives.
 
     Raises:
-        StoreTimeoutError: only on the target. The error names the ranks without data.
+        StoreTimeoutError: on the target, some ranks sent no data. The error names these ranks.
         UsedBeforeError: the key has been used before. Nothing was overwritten.
         BarrierError: `rank` or `target` is not below `world_size`.
         TypeError: `store` is not a store of fscoord.

@@ -42,8 +42,7 @@ class MissingRanks(NamedTuple):
 
     Attributes:
         dead: the ranks that are known dead, as text.
-        words: the end of the error message, which begins with ``"; "`` and tells dead ranks from late ranks. Empty if
-            nothing is known.
+        words: the end of the error message, which lists dead and late ranks and begins with ``"; "``; or empty.
     """
 
     dead: tuple[str, ...]
@@ -128,7 +127,7 @@ class Attempt(NamedTuple):
     def time_out(
         self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
     ) -> StoreTimeoutError:
-        """Return the error that names the `missing` ranks. The message begins as torch's, and tells dead from late."""
+        """Return the error that names the `missing` ranks. The message begins as in torch, then lists dead and late."""
         names, more = self._names(missing)
         fates = describe_missing(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
@@ -162,8 +161,8 @@ class Attempt(NamedTuple):
     def data_prefix(self) -> bytes:
         """Return the prefix of the keys with the ranks' data: the prefix of the call, or this prefix and a colon.
 
-        A colon is added after a digit or a colon. Otherwise rank 0 under the prefix ``a1`` and rank 10 under the prefix
-        ``a`` would share a key.
+        A colon is added if the prefix ends in a digit or a colon. Otherwise rank 0 under the prefix ``a1`` and rank 10
+        under the prefix ``a`` would share a key.
         """
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix

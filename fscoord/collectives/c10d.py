@@ -78,7 +78,7 @@ def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeo
 def synchronize(
     store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> list[bytes]:
-    """Make the calls of torch's ``synchronize``. If `timeout` is None, the limit is that of `_limited`."""
+    """Make the calls of torch's ``synchronize``. If `timeout` is None, it is 300 seconds, as in torch."""
     needed_store(store, *CALLED)
     rank, world_size = check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))
@@ -137,7 +137,7 @@ def barrier(
 def _limited(store: BarrierStore, timeout: Timeout | None) -> AbstractContextManager[None]:
     """Return a context manager in which `store` has the timeout `timeout`; None means torch's default of 300 seconds.
 
-    If `timeout` is None and `store` has no ``set_timeout``, as a test double, the limit of `store` is not changed.
+    If `timeout` is None, a test double without ``set_timeout`` keeps its own limit.
     """
     if timeout is None and not hasattr(store, "set_timeout"):
         return nullcontext()

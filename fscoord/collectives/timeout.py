@@ -75,7 +75,7 @@ class _Token:
 
 
 class _Timeouts(NamedTuple):
-    """The timeouts of one handle: first that from before the ``with`` blocks, then those of the blocks that run."""
+    """The timeouts of one handle: the one from before the ``with`` blocks, then those of the running blocks."""
 
     base: TimeoutStore
     tokens: list[_Token]

@@ -30,7 +30,7 @@ from fscoord.store import run_blocking
 END: Final = "end"
 
 WAIT_MAX_S: Final = 1.0
-"""The longest wait for the thread of an undo. An undo takes microseconds, unless another process blocks the store."""
+"""How many seconds to wait for the thread of an undo. It needs microseconds unless another process blocks the store."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def await_end(over: list[object]) -> None:
 
 
 class Undoable:
-    """The base class of a class with methods that are `undone_by` a function."""
+    """The base class of classes whose methods `undone_by` decorates."""
 
     # The ``__dict__`` of a `threading.local` identifies the thread. Reading it is not a call, unlike
     # `threading.get_ident`.

@@ -172,7 +172,7 @@ class Exclusive(Undoable, ContextDecorator):
                 self._end_span(name, "failed")
 
     def _note_turn(self, served: Entry | None, name: str) -> None:
-        """Record in the trace span of the entry `name` when it was served. If `served` is None, end the span."""
+        """Add how long the entry `name` waited to its trace span. If `served` is None, end the span."""
         if served is None:
             self._end_span(name, "not acquired")
             return
@@ -194,7 +194,7 @@ class Exclusive(Undoable, ContextDecorator):
         if timeout == -1:
             return math.inf
         if not blocking and timeout is not None:
-            raise ValueError("a call that does not block takes no timeout")
+            raise ValueError("can't specify a timeout for a non-blocking call; omit one of the two arguments")
         return self._patience() if timeout is None else to_seconds(timeout)
 
     def _patience(self) -> float:

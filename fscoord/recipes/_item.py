@@ -21,7 +21,7 @@ class Claim(NamedTuple):
         text: the value in the store: deliveries, session, owner and a random word, which makes each claim unique. The
             claim of a released item has only the deliveries.
         deliveries: how often the item has been handed out.
-        session: the session number of the consumer's handle; 0 on a store without sessions, or if it was released.
+        session: the session number of the consumer's handle; 0 without sessions, or if the item was released.
         owner: the consumer's process, ``host:pid``; empty if the item was released.
     """
 
@@ -36,7 +36,7 @@ NEVER_TAKEN = Claim(b"", 0, 0, "")
 
 
 def new_claim(session: int, deliveries: int) -> Claim:
-    """Return a unique claim of this process on an item that has been handed out `deliveries` times with this one."""
+    """Return a unique claim of this process. `deliveries` is how often the item has been handed out, with this one."""
     owner = system.process_name()
     text = f"{deliveries} {session} {owner} {system.random_bytes(8).hex()}"
     return Claim(text.encode(), deliveries, session, owner)
@@ -104,7 +104,7 @@ class Items:
         self._store.delete_key(self.claim_key(order_key))
 
     def release(self, taken: Taken) -> None:
-        """Return an item that this process has taken to the queue, and keep its number of deliveries."""
+        """Return a taken item to the queue. Its number of deliveries is kept."""
         order_key, claim = taken
         self._store.compare_set(self.claim_key(order_key), claim.text, str(claim.deliveries))
         add_checked(self._store, self.returns)
@@ -191,8 +191,8 @@ class Item(Undoable):
 
     def _loss(self) -> LockLostError:
         return LockLostError(
-            f"an item of the queue {key_text(self._items.name)!r} is no longer held by {self._taken[1].owner}: it was"
-            " taken for dead, and its item handed out again"
+            f"an item of the queue {key_text(self._items.name)!r} is no longer held by {self._taken[1].owner}: another"
+            " process took the holder for dead, and the item was handed out again"
         )
 
     def __enter__(self) -> Item:

@@ -62,10 +62,10 @@ class LeaseRenewer:
 
 
 class LeaseMonitor:
-    """Measures, on this waiter's monotonic clock, how long the leases of other contenders have not changed.
+    """Measures the ages of other contenders' leases: how long they have not changed, by this waiter's monotonic clock.
 
-    Two successive checks add at most a quarter of the lease to this age. If more time passed between them, this host
-    may have been suspended. Then the holders could not renew their leases either.
+    Each check adds at most a quarter of the lease to the age. If more time passed since the last check, this host may
+    have been suspended. Then the holders could not renew their leases either.
     """
 
     def __init__(self) -> None:

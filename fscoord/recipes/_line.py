@@ -19,8 +19,8 @@ key has finished or is dead. Each change of the line deletes the wake keys of en
 
 A store with `fscoord.store.exchange` changes the line and the wake keys in one transaction, so a release is one
 transaction. On another store a release is three operations: delete the wake key of the own entry, change the line, and
-set the next wake key. Processes of both kinds may share a line, because a view that overrides operations of a store has
-no `_exchange`.
+set the next wake key. Processes with and without `exchange` may share a line. For example, a view that overrides
+operations of its store has no `exchange`.
 
 The value is text. The first row has the last token, a stamp that differs in every write, and the pending wake-ups. Each
 further row is one `~fscoord.recipes._entry.Entry`.
@@ -61,7 +61,7 @@ from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store, needed_store
 
 SLOW_LOOK_S: Final = 1.0
-"""How often a waiter reads the line without being woken. A process may have died before it set the wake key."""
+"""A waiter reads the line again after this many seconds without a wake-up: a process may have died before waking it."""
 
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""

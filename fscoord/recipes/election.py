@@ -20,7 +20,7 @@ from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
 from fscoord.store import Store, begin_span
 
 LOOK_S: Final = 1.0
-"""How often an observer reads the store without being woken. A leader may have died before it published its term."""
+"""An observer reads the store again after this many seconds: a leader may have died before it published its term."""
 
 
 class Leader(NamedTuple):
@@ -41,8 +41,8 @@ class Election(Exclusive):
     """A candidate in a leader election. The first candidate in line leads until it resigns or dies, then the next.
 
     An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires it, `resign` releases it,
-    and `term` is the fencing token. It has all guarantees and errors of a lock. As a context manager it campaigns and
-    resigns. The names of the methods are those of etcd's ``concurrency.Election``.
+    and `term` is the fencing token. An election has all guarantees and errors of a lock. A ``with`` statement campaigns
+    at its beginning and resigns at its end. The methods have the names of etcd's ``concurrency.Election``.
 
     Args:
         store: the store that all candidates and observers share.

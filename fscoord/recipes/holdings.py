@@ -1,4 +1,4 @@
-"""`lines` and `items` find in the keys of a store which processes hold or await locks, and which have queue items.
+"""`lines` and `items` show, from the keys of a store, which processes hold or await locks and have taken queue items.
 
 Tools that show a store use these functions. They do no I/O: they take the values of keys instead of a store. They skip
 keys of other programs.

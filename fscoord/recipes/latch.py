@@ -20,7 +20,7 @@ from fscoord.store import Store, needed_store
 D = TypeVar("D", bound="DoubleBarrier")
 
 LOOK_S: Final = 1.0
-"""How often a waiter reads the count without being woken. A process may have died before it set the key ``open``."""
+"""A waiter reads the count again after this many seconds: a process may have died before it set the key ``open``."""
 
 
 class Latch:

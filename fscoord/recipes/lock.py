@@ -54,7 +54,7 @@ class Lock(Exclusive):
         ttl: the length of the lock's lease, in seconds or as a `timedelta`; None means no lease. A thread renews the
             lease while the lock is held. If the lease has not been renewed for `ttl` by a contender's clock, the
             contender takes the lock away. So a lease ends the hold of a stopped process. It also ends the hold of a
-            dead process on a store that can't detect deaths. Leases are C. Gray's and D. Cheriton's (1989).
+            dead process on a store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
 
     Raises:
         StoreTimeoutError: at the beginning of a ``with``, other processes held the lock for the whole timeout. The

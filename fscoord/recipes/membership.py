@@ -31,10 +31,10 @@ from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, pa
 from fscoord.store import Store, needed_store
 
 LOOK_S: Final = 1.0
-"""How often an observer reads the group without being woken. A process may have died before it announced its change."""
+"""An observer reads the group again after this many seconds: a process may have died before it announced its change."""
 
 KEPT: Final = 64
-"""How many change keys are kept. If more changes come before an observer begins to wait, it waits for `LOOK_S`."""
+"""How many change keys are kept. An observer that begins to wait after more changes notices them after `LOOK_S`."""
 
 M = TypeVar("M", bound="Membership")
 
@@ -104,7 +104,7 @@ class Membership(Undoable):
         """
         key = self._key()
         if key is None:
-            raise RuntimeError(f"this object does not take part in {self.name!r}")
+            raise RuntimeError(f"this object has not joined the group {self.name!r}; join first")
         said = value_bytes(data)
         new, refusals = self._text(said), Refusals(self._store, key)
         while True:
@@ -112,7 +112,7 @@ class Membership(Undoable):
             if known is None:
                 self._joined = None
                 raise RuntimeError(
-                    f"this object no longer takes part in {self.name!r}: it was evicted, or taken for dead; join again"
+                    f"this object is no longer in the group {self.name!r}: it was evicted, or taken for dead; join again"
                 )
             if self._store.compare_set(key, known, new) == new:
                 break
@@ -211,7 +211,7 @@ class Membership(Undoable):
     def _join(self, made: list[bytes]) -> None:
         """Join the group. The new key is appended to `made` before it is written, so that `_unjoin` can delete it."""
         if self._key() is not None:
-            raise RuntimeError(f"this object takes part in {self.name!r} already")
+            raise RuntimeError(f"this object has already joined the group {self.name!r}")
         key = self._members + b"%016x" % add_checked(self._store, self._name + b"/joined")
         made.append(key)
         self._joined = system.os.getpid(), key

@@ -43,7 +43,7 @@ from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, sh
 from fscoord.store import Store, begin_span, needed_store
 
 LOOK_S: Final = 1.0
-"""How often a consumer lists the items without being woken, to find items whose consumers have died."""
+"""A consumer lists the items again after this many seconds, to find items whose consumers have died."""
 
 MIDDLE: Final = 1 << 31
 """Added to a priority to make it non-negative, so that its hexadecimal text sorts like the number."""

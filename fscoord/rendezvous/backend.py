@@ -186,7 +186,7 @@ def _nonce() -> bytes:
 
 
 POLL_INTERVAL_S = 1.0
-"""How often a waiting node reads the state without being woken. A node may have died before it woke the others."""
+"""A waiting node reads the state again after this many seconds: a node may have died before it woke the others."""
 
 KEPT_RINGS = 64
 """How many ``changed`` keys and how many ``settled`` keys are kept. If more changes come before a node begins to wait,

@@ -118,7 +118,7 @@ def _address(params: RendezvousParameters) -> str:
 
 
 def is_file_name(endpoint: str) -> bool:
-    """Return whether `endpoint` is a bare name, which `create_backend` takes for a host, although it may be a file."""
+    """Return whether `endpoint` is a bare name. `create_backend` takes a bare name for a host, never for a file."""
     is_name = re.fullmatch("[^/:]+", endpoint) is not None
     return is_name and endpoint != "localhost" and not network.is_ip_address(endpoint)
 
@@ -225,7 +225,7 @@ class RendezvousHandlerRegistry:
         handler = creator(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(
-                f"the creator of the rendezvous backend {params.backend!r} returned a handler of"
+                f"the creator of the rendezvous backend {params.backend!r} returned a handler of the backend"
                 f" {handler.get_backend()!r}"
             )
         return handler

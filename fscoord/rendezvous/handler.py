@@ -45,7 +45,7 @@ ADDRESS_POLL_S = POLL_INTERVAL_S
 """A node that waits for the address of rank 0 checks at this interval, in seconds, whether the round is broken."""
 
 POLLS_PER_S = 8
-"""How many polls per second all participants of a forming round make together, without the first participant."""
+"""How many polls per second the participants of a forming round make together, not counting the first participant."""
 
 SETTLED_POLL_S = 5.0
 """The longest time, in seconds, between two polls of a participant that is not the first."""
@@ -101,8 +101,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         store: the store that the nodes share. Each round uses keys with a prefix of its own.
         local_addr: the address by which other nodes reach this node; its host name by default.
         owns_store: whether `shutdown` closes the store.
-        late_nodes: the maximal number of nodes after a new node has joined a running job. A node beyond it raises
-            `~fscoord.RendezvousError`. None: the maximum is ``max_nodes``, and a node beyond it waits as a spare.
+        late_nodes: how many nodes a running job may have if new nodes join it. A new node beyond this number raises
+            `~fscoord.RendezvousError`. None: the number is ``max_nodes``, and a new node beyond it waits as a spare.
 
     Attributes:
         on_wait: if not None, `next_rendezvous` calls it with the progress of the round each time before it waits.
@@ -503,7 +503,7 @@ class RoundDeadlines:
     def observe(self, state: State) -> tuple[bool, bool]:
         """Return `Observed.is_last_call_over` and `Observed.is_reserve_over` for `state`.
 
-        The ``last_call`` timeout counts from when there were enough nodes, or from the beginning of the round.
+        Both periods last ``last_call``. The first begins when there are enough nodes, the second with the round.
         """
         now = system.time.monotonic()
         has_enough = len(state.participants) >= self._limits.min_nodes

@@ -6,11 +6,11 @@ a `FailureDetector` watches the keys of the other nodes.
 
 **The ring.** With sessions, a node does not probe all other nodes, because the number of probes would grow with the
 square of the number of nodes. The sorted names of the nodes form a ring, and each node watches its next `NEIGHBOURS`
-living successors, as in Chord and in successors of SWIM. At each tick a node probes its successors in order. It skips
-dead nodes, and ends when it has found `NEIGHBOURS` living nodes or has reached itself. So the nearest living
-predecessor of a dead node finds the death within one keep-alive interval, even if many nodes die at once. A stopped
-node (SIGSTOP) counts as living, but does not tick. Each node has several watchers, so that one stopped watcher does no
-harm.
+living successors, as in the failure detectors of Chord and of systems derived from SWIM. At each tick a node probes its
+successors in order. It skips dead nodes, and ends when it has found `NEIGHBOURS` living nodes or has reached itself. So
+the nearest living predecessor of a dead node finds the death within one keep-alive interval, even if many nodes die at
+once. A stopped node (SIGSTOP) counts as living, but does not tick. Each node has several watchers, so that one stopped
+watcher does no harm.
 """
 
 from __future__ import annotations

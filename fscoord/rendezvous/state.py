@@ -117,8 +117,8 @@ class Limits:
     Attributes:
         min_nodes: the minimal number of nodes in a round.
         max_nodes: the maximal number of nodes in a round.
-        late_nodes: the maximal number of nodes after a new node has joined a running job. A node beyond it is refused.
-            None: the maximum is `max_nodes`, and a node beyond it waits as a spare.
+        late_nodes: how many nodes a running job may have if new nodes join it. A new node beyond this number is
+            refused. None: the number is `max_nodes`, and a new node beyond this number waits as a spare.
     """
 
     min_nodes: int
@@ -162,7 +162,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What a node does next. With `Verdict.WRITE`, `state` must be written. Otherwise it led to the `verdict`."""
+    """What a node does next. With `Verdict.WRITE`, the node writes `state`. Otherwise `state` is for information."""
 
     verdict: Verdict
     state: State = field(default_factory=State)

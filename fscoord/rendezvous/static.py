@@ -100,7 +100,7 @@ def session_of(store: Store, rank: int) -> int:
 
 
 def locate_rank(store: Store, rank: int, session: int | None = None) -> str:
-    """Return text that names `rank`, its host, its process and its state. If given, use only this `session`."""
+    """Return `rank`, its host, its process and its state as text. Use only `session` unless it is None."""
     members = [member for member in store.members([rank]) if session in (None, member.number)]
     return f"rank {rank} ({location_of(members)})"
 
@@ -163,7 +163,7 @@ class _Call:
         raise AssertionError  # the loop has no end
 
     def meet(self, store: Store, address: _Address, session: int) -> None:
-        """Record that this rank has read `address`, and wait until all ranks have. Raise an error if rank 0 dies."""
+        """Record that this rank has read `address`, and wait for all ranks. Raise `RendezvousError` if rank 0 dies."""
         rank, world_size = self._attempt.rank, self._attempt.world_size
         own, record = f"rank/{rank}", str(session)
         if store.check([own]) or store.compare_set(own, "", record) != record.encode():

@@ -24,7 +24,7 @@ MISSING: Final = "barrier"
 IDLE: Final = "idle"
 
 NEVER_ENDS, STOPPED, SLOW = range(3)
-"""How urgent a finding is: the wait never ends, a process must be continued or killed, or the wait may still end."""
+"""The urgency of a finding: `NEVER_ENDS` without help, `STOPPED` until a process is continued or killed, or `SLOW`."""
 
 
 class StatusFinding(NamedTuple):
@@ -75,9 +75,9 @@ class _View:
                 self.by_key.setdefault(key, []).append(each)
 
     def of_rank(self, rank: int) -> SessionStatus | None:
-        """Return the participant with `rank`: the newest that may be alive, or else the newest. None if nobody has it.
+        """Return the participant with `rank`, or None. Prefer those that may be alive, and of these the newest.
 
-        Its process may have several handles with this rank, for example clones. Then prefer a handle that waits.
+        Of several handles with this rank in one process, for example clones, prefer one that waits.
         """
         named = [self.by_number[number] for number in self.picture.ranks.get(rank, ()) if number in self.by_number]
         newest = max(named, key=lambda each: (each.alive != "no", each.number), default=None)
