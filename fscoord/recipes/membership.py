@@ -112,7 +112,7 @@ class Membership(Undoable):
             if known is None:
                 self._joined = None
                 raise RuntimeError(
-                    f"this object is no longer in the group {self.name!r}: it was evicted, or taken for dead; join again"
+                    f"this object is no longer in the group {self.name!r}: it was evicted or taken for dead; join again"
                 )
             if self._store.compare_set(key, known, new) == new:
                 break
