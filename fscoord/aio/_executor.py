@@ -1,4 +1,4 @@
-"""`CallExecutor` makes a store's blocking calls in threads for the tasks of a loop, and runs waits and steps.
+"""`CallExecutor` makes blocking calls in threads for the tasks of a loop. It also runs waits, and generators of waits.
 
 Any call may block, for a server or for the log's lock while another process holds it. So all calls are made in threads,
 unless the store only uses memory. To wake the loop from a thread takes longer than a call of microseconds. So if calls

@@ -78,9 +78,9 @@ def _more(ranks: Sequence[int]) -> str:
 
 
 def location_of(members: Sequence[Member], stopped: Collection[int] = ()) -> str:
-    """Return ``host:pid`` and the state of a rank: of its last session that may be alive, or else of its last session.
+    """Return ``host:pid`` and the state of the newest of `members`, the sessions of a rank.
 
-    `members` are the sessions of the rank. `stopped` are the numbers of sessions whose processes are stopped.
+    Sessions that may be alive are preferred. `stopped` are the numbers of sessions whose processes are stopped.
     """
     if not members:
         return "not seen in this store"

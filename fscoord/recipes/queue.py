@@ -181,7 +181,7 @@ class Queue(Undoable):
                     waited=limit,
                 )
             with suppress(StoreTimeoutError):
-                # If a consumer died since the listing, its recorded death ends this wait at once.
+                # If a consumer died after the items were listed, its recorded death ends this wait at once.
                 consumers = [claim.session for claim in self._claims().values() if claim.session]
                 longest = min(LOOK_S, left)
                 yield WaitRequest(KEYS, [self._items.wakeup], longest, sessions=consumers, slow_logger=slow_logger)

@@ -30,7 +30,7 @@ NEIGHBOURS = 3
 """How many living successors in the ring a node watches."""
 
 TICKS_PER_READ = 6
-"""How many ticks may pass without a read of the state. A node may have died before it announced its change."""
+"""The state is read at least once in this many ticks, because a node may die before it announces its change."""
 
 _SESSION = re.compile(r"_s([0-9]{1,19})$")
 

@@ -202,7 +202,7 @@ def decide(state: State, me: Node, limits: Limits, observed: Observed) -> Decisi
             return _write_or(Verdict.WAIT, state, now)  # until it is known whether the others are alive
         now = State(life=now.life + 1, round=now.round + 1)
     elif life is None and limits.late_nodes is not None:
-        if now.since and not now.present:  # all nodes of the job are dead: begin a new life
+        if now.since and not now.present:  # the job is dead: begin a new life, which does not inherit its failures
             now = State(life=now.life + 1, round=state.round + 1)
         elif len(now.present) >= (limits.late_nodes if now.since else limits.max_nodes):
             # A node that is not known alive may be dead, and so leave a free place.

@@ -166,7 +166,8 @@ def _edges(view: _View) -> dict[int, list[_Edge]]:
         comers = view.by_key.get(key_text(state.done_key), [])
         for comer in comers:
             for rank, absent in missing:
-                # A session may have several ranks, one in each thread. If it also waits here, its other threads run.
+                # A session may have several ranks, one in each thread. If it waits at this barrier as one rank, its
+                # other threads may still arrive as the other ranks.
                 if view.may_live(absent.number) and absent not in comers:
                     words = f"waits at barrier {state.name!r}, to which rank {rank} has not come"
                     edges.setdefault(comer.number, []).append(_Edge(absent.number, words))
