@@ -87,7 +87,7 @@ def location_of(members: Sequence[Member], stopped: Collection[int] = ()) -> str
     last = max(members, key=lambda member: (member.alive != "no", member.number))
     place = f"{escape_word(last.host)}:{last.pid}"
     if last.alive == "no":
-        return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', there since', last.since)}"
+        return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', registered at', last.since)}"
     if last.number in stopped:
         return f"{place}, stopped"
     return f"{place}, {'alive' if last.alive == 'yes' else 'not known whether alive'}"

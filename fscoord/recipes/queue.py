@@ -50,7 +50,7 @@ MIDDLE: Final = 1 << 31
 
 
 class _Takeable(NamedTuple):
-    """An item that may be taken: `claim` is that of its last consumer, which died or released it, or `NEVER_TAKEN`."""
+    """A free item and its last claim. The claim of an item that no consumer has taken yet is `NEVER_TAKEN`."""
 
     order_key: bytes
     claim: Claim

@@ -24,7 +24,8 @@ MISSING: Final = "barrier"
 IDLE: Final = "idle"
 
 NEVER_ENDS, STOPPED, SLOW = range(3)
-"""The urgency of a finding: `NEVER_ENDS` without help, `STOPPED` until a process is continued or killed, or `SLOW`."""
+"""The urgency of a finding. `NEVER_ENDS`: the wait can't end. `STOPPED`: a process must be continued or killed. `SLOW`:
+the wait may still end."""
 
 
 class StatusFinding(NamedTuple):

@@ -460,7 +460,7 @@ def test_timeout_distinguishes_the_dead_ranks_from_the_late(what: str, path: str
         assert caught.value.missing_ranks == ("1", "2", "3")
         assert caught.value.dead_ranks == ("1",)
         assert re.search(
-            rf"dead: rank 1 \(\S+:{crew[1].process.pid}, found dead at \S+ UTC, there since \S+ UTC\)", text
+            rf"dead: rank 1 \(\S+:{crew[1].process.pid}, found dead at \S+ UTC, registered at \S+ UTC\)", text
         )
         assert re.search(rf"late: rank 2 \(\S+:{crew[2].process.pid}, alive\), rank 3 \(not seen in this store\)", text)
 
