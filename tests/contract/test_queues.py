@@ -347,9 +347,11 @@ def test_consumer_that_was_taken_for_dead_learns_it_at_check_and_ack(store: Stor
     item = found.take()
     item.check()
     store.set(next(key for key in store.list_keys("q/claim/")), "7 host:1 of-another")
-    with pytest.raises(LockLostError, match="it was taken for dead"):
+    with pytest.raises(LockLostError, match="another process took the holder for dead"):
         item.check()
-    with pytest.raises(LockLostError, match=r"'q' is no longer held by .*:\d+: it was taken for dead"):
+    with pytest.raises(
+        LockLostError, match=r"'q' is no longer held by .*:\d+: another process took the holder for dead"
+    ):
         item.ack()
     assert store.num_keys()
 
