@@ -1,4 +1,4 @@
-"""The stores and recipes of fscoord for asyncio: classes and functions of the same names, as coroutines."""
+"""The stores and recipes of fscoord for asyncio. Classes and functions have the same names; methods are coroutines."""
 
 from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize
 from fscoord.aio.recipes import (

@@ -1,4 +1,4 @@
-"""`AsyncioBackend`: the wait backend of an asyncio loop, which reads events. A waiting task occupies no thread."""
+"""`AsyncioBackend` lets tasks wait in an asyncio loop, which also receives file events. No wait occupies a thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.wait import WaitBackend
 
 LONGEST_S: Final = 86400.0
-"""The longest sleep in one step, in seconds. A loop can't set a timer of infinite length."""
+"""The longest sleep, in seconds, because a loop can't set an infinite timer. A longer wait sleeps several times."""
 
 
 class AsyncioWaker:
-    """The waker of a task. Any thread may set it, and the end of a sleep resets it, as with `system.AutoResetEvent`."""
+    """Wakes a task that sleeps in `sleep`: the task's version of `system.AutoResetEvent`. Any thread may set it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -41,8 +41,8 @@ class AsyncioWaker:
         """Sleep until the waker is set, or for `seconds`; then reset the waker."""
         if not self._is_set and seconds > 0:
             sleep = self._loop.create_future()
-            # The store refers to this waker. A strong reference to the future would keep a task whose loop is gone, and
-            # only the collection of that task closes its wait.
+            # The store refers to this waker, and the future refers to its task. With a strong reference to the future,
+            # a task whose loop is gone would never be collected, and its wait never closed.
             self._sleep = weakref.ref(sleep)
             timer = self._loop.call_later(min(seconds, LONGEST_S), finish, sleep)
             try:
@@ -54,22 +54,22 @@ class AsyncioWaker:
 
 
 class AsyncioBackend(WaitBackend):
-    """The wait backend of `loop`, which reads events for all its tasks."""
+    """The wait backend for the tasks of `loop`. The loop receives file events for all of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether this backend is for `loop` and was made in this process."""
+        """Return whether this backend is for `loop`, and was made in this process rather than before a fork."""
         return self.loop is loop and self._life == system.process_epoch()
 
     def new_waker(self) -> AsyncioWaker:
-        """Return the waker of a new wait."""
+        """Return a new waker for one wait."""
         return AsyncioWaker(self.loop)
 
     def subscribe(self, events: Any, on_readable: Callable[[], None]) -> bool:
-        """Make the loop call `on_readable` whenever `events` is readable; return False if the loop is closed."""
+        """Make the loop call `on_readable` whenever `events` is readable. Return False if the loop is closed."""
         return call_soon(self.loop, self._add, events, on_readable)
 
     def _add(self, events: Any, on_readable: Callable[[], None]) -> None:
@@ -77,10 +77,9 @@ class AsyncioBackend(WaitBackend):
             self.loop.add_reader(descriptor, on_readable)
 
     def release(self, events: Any) -> None:
-        """Make the loop stop reading `events` unless the loop is closed, and then close `events`.
+        """Remove `events` from the loop, and close `events`.
 
-        A forked child only closes `events`. It does not change its parent's loop, because parent and child share one
-        epoll instance of the kernel.
+        A forked child only closes `events`. It shares its parent's epoll instance, so it must not remove descriptors.
         """
         running = None
         try:
@@ -100,11 +99,7 @@ class AsyncioBackend(WaitBackend):
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> bool:
-    """Schedule a call in `loop`, from any thread.
-
-    Returns:
-        False if the loop is closed. Then no task waits in the loop any more.
-    """
+    """Schedule a call in `loop` from any thread. Return False if the loop is closed, so that no task waits in it."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError as error:
@@ -114,10 +109,10 @@ def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arg
 
 
 def _no_sleep() -> None:
-    """Return None, as the reference to the sleep of a task that does not sleep."""
+    """Return None, like a weak reference to a dead object. `AsyncioWaker` uses it while its task does not sleep."""
 
 
 def finish(future: asyncio.Future[None] | None) -> None:
-    """Set the result of `future`, unless it has a result or was cancelled."""
+    """Set the result of `future` to None, unless `future` is done or None."""
     if future is not None and not future.done():
         future.set_result(None)

@@ -1,8 +1,8 @@
-"""`StoreDriver`: makes the calls and waits of a loop's tasks on one store. `for_tasks`: a method as a coroutine.
+"""`StoreDriver` runs the calls and waits of asyncio tasks on one store. `for_tasks` makes a coroutine of a method.
 
-The waits of most stores sleep in the loop. Some stores can only wait in a call, which blocks a thread. For these,
-`SlicedWaits` divides each wait into calls of a fraction of a second, in a bounded number of threads. The waits of all
-tasks take turns in these threads.
+On most stores, a waiting task sleeps in the loop. On some stores a wait is a blocking call, which needs a thread. For
+these stores, `SlicedWaits` divides each wait into calls of a fraction of a second. The waits of all tasks take turns in
+a bounded number of threads.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ WAIT_THREADS_MAX: Final = 16
 """The most threads that wait on one store."""
 
 SLICE_S: Final = 0.2
-"""How many seconds one wait keeps a thread. A cancelled wait ends after this time at the latest."""
+"""The longest call of `SlicedWaits`, in seconds. A cancelled wait ends after this time at the latest."""
 
 PAUSE_S: Final = 0.02
-"""The pause in seconds when a wait for a value finds a queue under the key, or a wait for an item finds a value."""
+"""The pause between two calls, in seconds, while the awaited key has a queue instead of a value, or the reverse."""
 
 WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
 
 
 class StoreDriver:
-    """Makes calls on `store` in threads, and drives its waits and the steps of recipes in the running loop.
+    """Runs calls on `store` in threads, and runs waits and the steps of recipes in the running loop.
 
     Attributes:
         store: the store.
-        run, run_cleanup: make a call in a thread; see `CallExecutor`.
+        run: makes a call in a thread; see `CallExecutor.run`.
+        run_cleanup: makes a call that cleans up; see `CallExecutor.run_cleanup`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -80,7 +81,7 @@ class StoreDriver:
         return await self.drive(self.store._arrival_steps(request))
 
     async def wait(self, request: WaitRequest) -> Any:
-        """Carry out `request`, and return its answer."""
+        """Wait for `request` in the running loop, and return its answer; see `WaitRequest`."""
         self._bind_loop(asyncio.get_running_loop())
         if self._sliced_waits is not None:
             return await self._sliced_waits.wait(request)
@@ -88,7 +89,7 @@ class StoreDriver:
         return await self._executor.wait(self.store._new_wait(request, self._notifier), undo)
 
     def _bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set `loop` as the loop that wakes the waits that begin from now on."""
+        """Use `loop` for all waits that begin from now on."""
         if self._backend is None or not self._backend.is_of(loop):
             self._backend = AsyncioBackend(loop)
             self._notifier = self.store._notifier_for(self._backend)
@@ -105,9 +106,9 @@ class StoreDriver:
 
 
 def _close_amid(store: Store, error: BaseException | None) -> None:
-    """Close `store` while `error`, which the task handles, is handled in this thread, too.
+    """Close `store` in this thread while `error`, the current exception of the task, is also the thread's.
 
-    A participant of a `~fscoord.FileStore` that leaves by an exception has failed, and `Store.close` looks for one.
+    `FileStore.close` uses `sys.exc_info` to find out whether this process leaves because it failed.
     """
     if error is None:
         store.close()
@@ -122,14 +123,14 @@ def _close_amid(store: Store, error: BaseException | None) -> None:
 
 
 class SlicedWaits:
-    """The waits of a loop's tasks on `store`, in slices of at most `SLICE_S` seconds, in threads of `executor`."""
+    """Waits for tasks on a `store` whose waits are blocking calls. Each call takes at most `SLICE_S` seconds."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.executor = CallExecutor(WAIT_THREADS_MAX, 0.0)
 
     async def wait(self, request: WaitRequest) -> Any:
-        """Carry out `request`, and return its answer; see `WaitRequest`."""
+        """Wait for `request` in calls of at most `SLICE_S` seconds, and return its answer; see `WaitRequest`."""
         slow_logger = request.slow_logger
         if slow_logger is None:
             words = f"{WORDS[request.kind]} {key_names(request.keys)} in {self._store!r}"
@@ -157,12 +158,12 @@ class SlicedWaits:
             await asyncio.sleep(min(left, PAUSE_S))
 
     def _look(self, request: WaitRequest, slow_logger: SlowWaitLogger) -> Any:
-        """Wait for one slice, in a thread.
+        """Make one call that waits for `request`. Runs in a thread.
 
         Returns:
             The answer to `request`, or None if a key has a queue instead of a value or a value instead of a queue.
         """
-        slow_logger.warn_if_due()  # in this thread and not in the loop, because its text may come from the store
+        slow_logger.warn_if_due()  # in this thread and not in the loop, because the text may need a call on the store
         if request.kind == KEYS:
             return wait_on(self._store, request)
         found = self._read_now(request)
@@ -196,11 +197,11 @@ def for_tasks(
 
 
 def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any:
-    """Return the method of a subclass of `ForTasks` that awaits what `method` of its `_core` does.
+    """Make a coroutine method for a subclass of `ForTasks` from `method`, a blocking method of its `_core`.
 
-    Steps are carried out in the event loop. Other calls are made in a thread, so a method that waits must be decorated
-    by `undone_by` or `in_steps`. If the task is cancelled, the call or the step that has begun is completed, the steps
-    are ended, and `undone_by`'s undo is called. The result is ``wrap(self, result)``, if `wrap` is given.
+    If `undone_by` or `in_steps` decorates `method`, its steps run in the event loop. Otherwise `method` runs in a
+    thread, so it must not wait. If the task is cancelled, the current call is completed, the generator of the steps is
+    closed, and the undo of `undone_by` is called. With `wrap`, the coroutine returns ``wrap(self, result)``.
     """
     name = method.__name__
     do, undo, passes = PARTS.get(method, (None, None, ()))
@@ -240,21 +241,21 @@ def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any
 def overriding(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[[object], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
-    """Replace a function by ``for_tasks(method)``. mypy gives an assigned method the type of the method of the base."""
+    """Decorate a method: replace it by ``for_tasks(method)``.
+
+    A plain assignment in a subclass would have the type of the base class's method in mypy.
+    """
     return lambda _: for_tasks(method)
 
 
 def bound(do: Any, arguments: tuple[Any, ...], named: dict[str, Any], *hidden: Any) -> Callable[[], Any]:
-    """Return the call of `do`, with `hidden` and copies of the arguments that other tasks may change meanwhile."""
+    """Bind `hidden` and the arguments to `do`. Copy arguments that other tasks may change before the call ends."""
     kept = {name: _copied(value) for name, value in named.items()}
     return partial(do, *hidden, *map(_copied, arguments), **kept)
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of an argument that other tasks may change while the call is made in a thread.
-
-    A view or an iterator, such as a generator, becomes a list of its values.
-    """
+    """Copy a list, set or dict. Make a list of a view or an iterator. Return any other `value` itself."""
     if type(value) in (list, set, dict):
         return value.copy()
     is_read_later = isinstance(value, (Iterator, MappingView))
@@ -262,6 +263,6 @@ def _copied(value: Any) -> Any:
 
 
 def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
-    """Make `call`, and carry out its steps if it returns any. The driver makes the call in the thread of the steps."""
+    """Make `call`, and run its steps if it returns a generator. So the call also runs in a thread of the executor."""
     found = call()
     return (yield from found) if type(found) is GeneratorType else found

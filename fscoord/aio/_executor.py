@@ -1,9 +1,8 @@
-"""`CallExecutor`: threads that make a store's calls for a loop, and the loop's drivers of waits and of steps.
+"""`CallExecutor` makes blocking calls in threads for the tasks of a loop. It also runs waits, and generators of waits.
 
-A call may have to wait, for a server or for the log's lock while another process holds it. So all calls are made in
-threads, unless the store only uses memory. A thread that reports its result through the loop takes longer than a short
-call. So where calls usually take microseconds, the loop first blocks until the thread is done, for a millisecond at
-most.
+Any call may block, for a server or for the log's lock while another process holds it. So all calls are made in threads,
+unless the store only uses memory. To wake the loop from a thread takes longer than a call of microseconds. So if calls
+of a store are usually that short, the loop first blocks until the call is done, for a millisecond at most.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from fscoord._waiting.wait import NotYet, Request, Wait, WaitSteps, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon, finish
 
 CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
-"""The exceptions of `CallExecutor.run` after which the call has certainly been made. After any other exception, such as
-that of a Ctrl-C or of the end of the loop, the call may not have been made."""
+"""If `CallExecutor.run` raises one of these, the call was certainly made. After any other exception, for example
+`KeyboardInterrupt`, the call may not have been made."""
 
 IDLE_S: Final = 1.0
-"""How long a thread waits for the next call before it ends, in seconds."""
+"""How many seconds a thread waits for another call before it ends."""
 
 T = TypeVar("T")
 
 
 class PendingCall(Generic[T]):
-    """One call, and its outcome.
+    """A call to be made in a thread, and its outcome.
 
     Attributes:
         is_over: whether the call has returned or raised.
@@ -64,7 +63,7 @@ class PendingCall(Generic[T]):
             on_end()
 
     def wait_briefly(self, seconds: float) -> bool:
-        """Wait in this thread for the end of the call, at most `seconds`; return whether the call is over."""
+        """Block this thread until the call is over, for at most `seconds`. Return whether the call is over."""
         return self.is_over or self._wakeup.wait(seconds) or self.is_over
 
     def result(self) -> T:
@@ -72,23 +71,23 @@ class PendingCall(Generic[T]):
 
         Raises:
             CancelledError: the task was cancelled while it waited for the call.
-            BaseException: the exception of the call, if the task was not cancelled.
+            BaseException: the call raised this exception, and the task was not cancelled.
         """
         error, self.error = self.cancelled or self.error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # which keeps this frame
+                del error  # breaks a reference cycle: its traceback refers to this frame
         return cast(T, self.value)
 
 
 class CallExecutor:
-    """A bounded number of threads, which exist only while there are calls to make. A forked child starts its own.
+    """Makes calls in up to `threads_max` threads. A thread ends soon after its last call.
 
     Args:
-        threads_max: the most threads. With 0 the calls are made in the loop.
-        typical_call_s: for how many seconds the loop blocks until a call is over, before it runs other tasks.
+        threads_max: the maximal number of threads. With 0, calls are made in the loop.
+        typical_call_s: how many seconds the loop blocks until a call is over before it runs other tasks.
     """
 
     def __init__(self, threads_max: int, typical_call_s: float) -> None:
@@ -99,8 +98,8 @@ class CallExecutor:
         _all.add(self)
 
     def begin(self) -> None:
-        """Set the state without threads and calls: at the beginning, and in a forked child."""
-        self._mutex = system.threading.Lock()  # guards the calls, the count of the threads, and the idle ones
+        """Reset to a state without threads and calls. A forked child calls this, because threads do not survive."""
+        self._mutex = system.threading.Lock()  # guards the three attributes below
         self._calls: deque[PendingCall[Any]] = deque()
         self._threads = 0
         self._idle: list[system.AutoResetEvent] = []
@@ -108,8 +107,8 @@ class CallExecutor:
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Call `function` in a thread, and return its result.
 
-        The call is never abandoned. If this task is cancelled meanwhile, it waits for the end of the call, and calls
-        `undo` with the result of the call, if there is one. Then it raises the cancellation.
+        The call is never abandoned. If this task is cancelled during the call, it waits until the call is over. If the
+        call succeeded, the task calls `undo` with the result. Then it raises the cancellation.
         """
         call = await self.complete(function)
         if call.cancelled is not None and call.error is None and undo is not None:
@@ -117,7 +116,7 @@ class CallExecutor:
         return call.result()
 
     async def complete(self, function: Callable[[], T]) -> PendingCall[T]:
-        """Call `function` and return the outcome. A cancellation of this task does not end the call."""
+        """Call `function` in a thread. Return the completed call, which also records a cancellation of this task."""
         call = PendingCall(function)
         if not self._threads_max:
             call.run()
@@ -129,14 +128,14 @@ class CallExecutor:
                 await self._wait_in_loop(call)
             if call.error is not None and system.is_ended_by_exit():
                 system.time.sleep(system.EXIT_MAX_S)
-        except BaseException:  # the loop is closed, or was interrupted: nothing can be awaited any more
+        except BaseException:  # the loop was closed or interrupted, so this task can await nothing any more
             if not self._withdraw(call):
                 call.wait_briefly(math.inf)
             raise
         return call
 
     async def run_cleanup(self, error: BaseException, function: Callable[[], object]) -> None:
-        """Call `function` to clean up, while `error` is being raised. An `Exception` of `function` is dropped."""
+        """Call `function` to clean up while `error` propagates. If `function` raises an `Exception`, suppress it."""
         if isinstance(error, (Exception, asyncio.CancelledError)):
             call = await self.complete(function)
             if call.error is not None and not isinstance(call.error, Exception):
@@ -162,10 +161,10 @@ class CallExecutor:
     # -- drivers: see `block_on` and `run_blocking` for those of threads -------------------------------------------
 
     async def wait(self, wait: Wait[T], undo: Callable[[T], object] | None = None) -> T:
-        """Carry out `wait` and return its answer. The task sleeps in the loop, and each look is made in a thread.
+        """Run `wait` and return its answer. The task sleeps in the loop; a thread checks whether there is an answer.
 
-        If this task is cancelled, it closes the wait. If a look has found an answer meanwhile, the task calls `undo`
-        with this answer. Then it raises the cancellation.
+        If this task is cancelled, it closes the wait. If a check has just found an answer, the task calls `undo` with
+        this answer. Then it raises the cancellation.
         """
         is_closed = False
         try:
@@ -188,8 +187,8 @@ class CallExecutor:
     async def drive(self, steps: WaitSteps[T], answer: Callable[[Request], Awaitable[Any]]) -> T:
         """Run the generator `steps`, await `answer` for each of its requests, and return its result.
 
-        A cancellation is raised inside `steps`, at the point where the generator waits. There the generator undoes its
-        unfinished steps, and raises the cancellation again.
+        If this task is cancelled, the cancellation is raised inside `steps`, where the generator waits. The generator
+        undoes its unfinished steps and raises the cancellation again.
         """
         value: Any = None
         error: BaseException | None = None
@@ -211,12 +210,12 @@ class CallExecutor:
                 except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - raised in `steps`
                     error = failure
         finally:
-            # Close the generator now, and not when it is collected: its `finally` blocks release its resources.
-            # An exception that the caller keeps also keeps this frame, and the frame keeps the generator.
+            # Close the generator now, because its `finally` blocks release resources. It may be collected only much
+            # later: an exception that the caller keeps refers to this frame, and so to the generator.
             steps.close()
 
     def dismiss(self) -> None:
-        """Make each thread end as soon as there is no call to make."""
+        """Make each thread end as soon as there is no call left to make."""
         system.process_epoch()  # in a child of a fork(2) in C this calls `begin`
         with self._mutex:
             self._idle_s = 0.0
@@ -242,7 +241,7 @@ class CallExecutor:
                 raise system.thread_refused("fscoord-aio", thread)
 
     def _withdraw(self, call: PendingCall[Any]) -> bool:
-        """Remove `call` from the calls to make, unless a thread has begun it; return whether it was removed."""
+        """Remove `call` from the queue of calls. Return False if a thread has already taken it."""
         with self._mutex:
             try:
                 self._calls.remove(call)
@@ -261,7 +260,7 @@ class CallExecutor:
                     self._idle.append(wakeup)
             if call is not None:
                 call.run()
-                call = None  # only the task that waits for it keeps its outcome
+                call = None  # so that this idle thread does not keep the outcome alive
             elif not wakeup.wait(self._idle_s):
                 with self._mutex:
                     if wakeup in self._idle:
@@ -274,10 +273,10 @@ _all = system.reset_in_child("executors", CallExecutor.begin)
 
 
 def _next_request(steps: WaitSteps[T], value: Any, error: BaseException | None) -> tuple[bool, Request | T]:
-    """Send the answer `value` to the generator `steps`, or raise `error` in it.
+    """Send the answer `value` to the generator `steps`, or raise `error` in the generator.
 
     Returns:
-        Whether the generator has ended, and its result if it has, or else its next request.
+        (True, the generator's result) if the generator has ended, or else (False, its next request).
     """
     try:
         return False, steps.send(value) if error is None else steps.throw(error)

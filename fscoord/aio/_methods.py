@@ -1,4 +1,4 @@
-"""`ForTasks` and `Named`, the bases of the classes for tasks; `made_of`, for constructors; `function_for_tasks`."""
+"""Base classes and decorators that make the asyncio version of a blocking class or function."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ForTasks:
-    """The base of the classes for tasks: the methods of the blocking object `core`, as coroutines.
+    """The base class of the asyncio version of a blocking class. Its methods call those of the blocking object `core`.
 
     Args:
-        driver: makes the calls and waits of `core` for the tasks.
+        driver: runs the calls and waits of `core` for the tasks.
         core: the blocking object.
     """
 
@@ -37,25 +37,25 @@ class ForTasks:
 
 
 class Named(ForTasks):
-    """The base of the classes for tasks whose objects have a name."""
+    """The base class for objects that have a name in the store."""
 
     @property
     def name(self) -> str:
-        """The name in the store."""
+        """The name of this object in the store."""
         return str(self._core.name)
 
 
 def itself(for_tasks: S, _: object) -> S:
-    """Return the object for tasks, as the result of a method that returns its blocking object."""
+    """Return `for_tasks`. Use this function as `wrap` if the blocking method returns ``self``."""
     return for_tasks
 
 
 def made_of(
     kind: Callable[Concatenate[Store, P], object],
 ) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, AsyncStore, P], None]]:
-    """Decorate the ``__init__`` of a subclass of `ForTasks`, which gets the arguments of the class `kind`.
+    """Decorate the ``__init__`` of a subclass of `ForTasks`: it takes the arguments of `kind`, the blocking class.
 
-    The decorated function is called when the object of `kind` is made.
+    The decorated ``__init__`` first makes the object of `kind`, and then calls the given ``__init__``.
     """
 
     def decorate(do: Callable[[Any], None]) -> Any:
@@ -71,7 +71,7 @@ def made_of(
 
 
 class FunctionForTasks(Protocol[P, T_co]):
-    """A coroutine function whose first argument is a store for tasks."""
+    """The type of a coroutine function whose first argument is an `AsyncStore`."""
 
     def __call__(self, store: AsyncStore, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T_co]: ...
 
@@ -79,10 +79,9 @@ class FunctionForTasks(Protocol[P, T_co]):
 def function_for_tasks(
     function: Callable[Concatenate[Store, P], T], steps: Callable[..., Any] | None = None
 ) -> FunctionForTasks[P, T]:
-    """Return the coroutine function that awaits what `function` does.
+    """Make a coroutine function from the blocking `function`, which then runs in a thread.
 
-    The function is called in a thread. If it waits, `steps` must be a function with the same arguments that returns its
-    steps.
+    If `function` waits, pass as `steps` a function that has the same arguments and returns the steps as a generator.
     """
 
     @wraps(function)
@@ -94,7 +93,7 @@ def function_for_tasks(
 
 
 def _with_async_store(made: Any) -> Any:
-    """Let `made` show the signature of the function that it wraps, with an `AsyncStore` as the argument `store`."""
+    """Give `made` the signature of the function that it wraps, with `AsyncStore` as the type of `store`."""
     of = made.__wrapped__
     shown = made.__wrapped__ = FunctionType(of.__code__, of.__globals__, None, of.__defaults__, of.__closure__)
     shown.__kwdefaults__ = of.__kwdefaults__

@@ -1,4 +1,4 @@
-"""Barriers and exchanges of data for tasks, with the names, arguments and errors of `fscoord.collectives`."""
+"""The functions of `fscoord.collectives` as coroutines, with the same names, arguments and errors."""
 
 from __future__ import annotations
 

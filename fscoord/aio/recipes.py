@@ -1,6 +1,6 @@
-"""The recipes for tasks. Tasks, threads and processes may use the same names, and wait in the same lines.
+"""The classes and functions of `fscoord.recipes` for asyncio. Tasks, threads and processes may share a lock or queue.
 
-The class of a recipe has a line for each method of the blocking recipe. `for_tasks` makes the coroutine.
+Each class takes its methods from the blocking class, one per line. `for_tasks` makes the coroutines.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ Done = Callable[[], Coroutine[Any, Any, bytes]]
 
 
 class Hold(Named, AsyncContextDecorator):
-    """A lock that a limited number of tasks or processes hold. The other contenders wait in the order of their arrival.
+    """The base class of locks, semaphores and elections. Contenders acquire in the order of their requests.
 
-    The object is an asynchronous context manager, and a decorator of coroutine functions. When the cancellation of a
-    task that acquires the lock is raised, the task does not hold the lock and does not wait in line. A cancelled
-    release is completed before the cancellation is raised. With a ``ttl``, a thread renews the lease of each hold, also
-    while the loop is busy.
+    An object is an asynchronous context manager, and a decorator of coroutine functions. If a task is cancelled while
+    it acquires, it neither holds the lock nor waits in line afterwards. If a task is cancelled while it releases, the
+    release is completed first. With a ``ttl``, a thread renews the lease of each hold, even while the loop is busy.
     """
 
     _core: Exclusive
 
     @property
     def token(self) -> int:
-        """The fencing token of the last acquisition; see `fscoord.recipes.Lock.token`."""
+        """The fencing token of this object's latest acquisition; see `fscoord.recipes.Lock.token`."""
         return self._core.token
 
     acquire = for_tasks(Exclusive.acquire)
@@ -51,7 +50,7 @@ class Hold(Named, AsyncContextDecorator):
 class Lock(Hold):
     """A lock that at most one task, thread or process holds. See `fscoord.recipes.Lock` for the arguments.
 
-    Tasks that share the object wait in the same line as all other contenders.
+    Tasks that share an object contend with each other and with all other contenders.
     """
 
     @made_of(recipes.Lock)
@@ -61,14 +60,14 @@ class Lock(Hold):
 
 
 class RLock(Lock):
-    """A `Lock` that its holder may acquire again. The task must release it as often as it has acquired it."""
+    """A `Lock` that its holder may acquire again. The holder must release it as often as it has acquired it."""
 
     @made_of(recipes.RLock)
     def __init__(self) -> None: ...
 
 
 class Semaphore(Hold):
-    """A semaphore that at most `value` contenders hold. See `fscoord.recipes.Semaphore` for the arguments."""
+    """A semaphore that at most `value` contenders hold at once. See `fscoord.recipes.Semaphore` for the arguments."""
 
     @made_of(recipes.Semaphore)
     def __init__(self) -> None: ...
@@ -79,7 +78,7 @@ class Semaphore(Hold):
 
 
 class ReadWriteLock(ForTasks):
-    """A lock that many readers or one writer hold. See `fscoord.recipes.ReadWriteLock` for the arguments.
+    """A lock for many readers or one writer. See `fscoord.recipes.ReadWriteLock` for the arguments.
 
     Attributes:
         reader: the lock for readers: ``async with lock.reader:``, or ``acquire`` and ``release``.
@@ -106,7 +105,7 @@ class Election(Hold):
 
     @property
     def term(self) -> int:
-        """The number of the term in which this candidate leads. It is the fencing token; see `token`."""
+        """The number of the term in which this candidate leads. This number is also the fencing `token`."""
         return self._core.term
 
     campaign = for_tasks(recipes.Election.campaign)
@@ -115,14 +114,14 @@ class Election(Hold):
     observe = for_tasks(recipes.Election.observe)
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncGenerator[recipes.Leader, None]:
-        """Yield each leader, without end.
+        """Yield the present leader and then each new leader, without end.
 
         Args:
             timeout: how long to wait for each leader, in seconds or as a `timedelta`; by default without limit. None
                 means the store's timeout.
 
         Raises:
-            StoreTimeoutError: the next leader did not come in time.
+            StoreTimeoutError: no other candidate began to lead within the timeout.
         """
         term = 0
         while True:
@@ -132,7 +131,7 @@ class Election(Hold):
 
 
 class Latch(ForTasks):
-    """A latch, which opens after `count` calls of `count_down`; see `fscoord.recipes.Latch`."""
+    """A latch that opens after `count` calls of `count_down`. See `fscoord.recipes.Latch` for the arguments."""
 
     @made_of(recipes.Latch)
     def __init__(self) -> None: ...
@@ -143,10 +142,9 @@ class Latch(ForTasks):
 
 
 class DoubleBarrier(ForTasks):
-    """Two barriers around one piece of work. See `fscoord.recipes.DoubleBarrier`, which has the same arguments.
+    """Two barriers around a block of work. See `fscoord.recipes.DoubleBarrier` for the arguments.
 
-    A rank whose task is cancelled while it waits counts as arrived, and may call again. The same holds after a
-    time-out.
+    If a wait is cancelled or times out, its rank counts as arrived. The rank may call the method again.
     """
 
     @made_of(recipes.DoubleBarrier)
@@ -175,7 +173,7 @@ class Membership(Named):
     observe = for_tasks(recipes.Membership.observe)
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncGenerator[list[recipes.Participant], None]:
-        """Yield the participants at once, if there are any, and again after each change, without end.
+        """Yield the participants as soon as there are any, and again after each change, without end.
 
         `timeout` is how long to wait for each change. See `fscoord.recipes.Membership.watch` for its units and errors.
         """
@@ -189,10 +187,10 @@ class Membership(Named):
 
 
 class Item(ForTasks):
-    """An item that was taken from a queue and is neither acknowledged nor released yet; see `fscoord.recipes.Item`.
+    """An item that a task has taken from a queue. Call `ack` when it is processed, or `release` to return it.
 
-    The object is an asynchronous context manager. The end of the ``async with`` acknowledges the item. If the body
-    raises or is cancelled, the item is released.
+    An item is an asynchronous context manager: it is acknowledged at the end of the ``async with`` block. If the block
+    raises or is cancelled, the item is released. See `fscoord.recipes.Item`.
 
     Attributes:
         data: the value that was put into the queue.
@@ -215,7 +213,7 @@ class Item(ForTasks):
 
 
 class Queue(Named):
-    """Items that are taken in the order in which they were put, at least once; see `fscoord.recipes.Queue`.
+    """A FIFO queue that delivers each item at least once. See `fscoord.recipes.Queue` for the arguments.
 
     A task that is cancelled while it takes an item has taken no item.
     """
@@ -231,7 +229,7 @@ class Queue(Named):
 
 
 class PriorityQueue(Queue):
-    """A `Queue` whose item with the lowest `priority` is taken first; see `fscoord.recipes.PriorityQueue`."""
+    """A `Queue` that hands out the item with the lowest `priority` first; see `fscoord.recipes.PriorityQueue`."""
 
     @made_of(recipes.PriorityQueue)
     def __init__(self) -> None: ...
@@ -246,7 +244,7 @@ class PriorityQueue(Queue):
 
 
 class Fenced(ForTasks):
-    """A value that is written under a fencing token. See `fscoord.recipes.Fenced` for the arguments and errors."""
+    """A value that refuses writes with an old fencing token. See `fscoord.recipes.Fenced` for the arguments."""
 
     @made_of(recipes.Fenced)
     def __init__(self) -> None: ...
@@ -270,10 +268,10 @@ def once(store: AsyncStore, name: Key, *, timeout: Timeout | None = None) -> Cal
 def once(
     store: AsyncStore, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
 ) -> Coroutine[Any, Any, bytes] | Callable[[Work], Done]:
-    """Await `work` in one of the callers, and return its value in all of them.
+    """Await `work` in one task, and return its value in every task that calls this function with the same `name`.
 
-    Callers are tasks, threads and processes. The same `name` may be used with `fscoord.recipes.once`, whose
-    documentation also holds for this function. If the task that does the work is cancelled, the next caller does it.
+    For the arguments and errors see `fscoord.recipes.once`. Threads and processes that call `fscoord.recipes.once` with
+    this `name` get the same value. If the task that runs `work` is cancelled, the next waiting caller runs it.
     """
     driver_of(store)
     if work is None:
@@ -301,7 +299,7 @@ async def _await_once(store: AsyncStore, name: Key, work: Work, timeout: Timeout
 
 
 async def _do(store: AsyncStore, key: bytes, work: Work) -> None:
-    """Do the work and set `key` to its outcome, unless the outcome of another caller is there already."""
+    """Do the work, and store its result or its error under `key`, unless `key` exists already."""
     try:
         text = success(await work())
     except Exception as error:

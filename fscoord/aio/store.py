@@ -1,4 +1,4 @@
-"""`AsyncStore`: the store contract for the tasks of an event loop, on any `~fscoord.Store`; `open_store` opens one."""
+"""`AsyncStore` makes coroutines of the operations of any `~fscoord.Store`. `open_store` opens an `AsyncStore`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ D = TypeVar("D")
 class AsyncStore:
     """A store whose operations are coroutines, with the names, arguments and errors of `~fscoord.Store`.
 
-    Any number of tasks may use one handle. On a `~fscoord.FileStore`, a `~fscoord.HashStore` and a
-    `~fscoord.PrefixStore` of one of them, a waiting task occupies no thread, because the loop receives the wake-ups of
-    all tasks. Any other store can only wait in a call, and the waits of all its tasks take turns in up to 16 threads.
+    Any number of tasks may use one handle. On a `~fscoord.FileStore`, a `~fscoord.HashStore`, or a
+    `~fscoord.PrefixStore` of either, a waiting task occupies no thread. On any other store a wait is a blocking call,
+    and the waits of all tasks take turns in up to 16 threads.
 
-    Calls that do not wait for other processes are made in up to 4 threads, because any of them may have to wait for the
-    log's lock or for a server. The calls of a `~fscoord.HashStore` are made in the loop, because they only use memory.
+    All other operations run in up to 4 threads, because a call may block on the log's lock or on a server. Calls of a
+    `~fscoord.HashStore` run in the loop, because they only use memory.
 
     If a task is cancelled during a call, the cancellation is raised after the call is over. So a cancelled write may
-    have taken effect. A value that a cancelled `queue_pop` has taken is appended to the queue again.
+    have taken effect. If a cancelled `queue_pop` has taken a value, the value is appended to the queue again.
 
-    Use the object in one event loop at a time. A forked child may use it in a loop of its own. As an asynchronous
-    context manager it closes the store.
+    Use the object in one event loop at a time. A forked child may use it in a loop of its own. ``async with`` closes
+    the store at its end.
 
     Args:
         store: the underlying store. Other code may use it at the same time.
@@ -59,11 +59,11 @@ class AsyncStore:
 
     @property
     def timeout(self) -> timedelta:
-        """The time that operations wait by default; ``timedelta.max`` means no limit."""
+        """How long operations wait by default; ``timedelta.max`` means no limit."""
         return self._store.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the time that operations wait by default."""
+        """Set how long operations wait by default, in seconds or as a `timedelta`."""
         self._store.set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
@@ -141,11 +141,11 @@ class AsyncStore:
     # -- the handle ------------------------------------------------------------------------------------------------
 
     async def clone(self) -> AsyncStore:
-        """See `~fscoord.Store.clone`. Many tasks can share one handle, and need no clones."""
+        """See `~fscoord.Store.clone`. Tasks need no clones, because they can share one handle."""
         return AsyncStore(await self._driver.run(self._store.clone))
 
     async def close(self) -> None:
-        """Close the store. Tasks that wait raise `~fscoord.StoreClosedError`."""
+        """Close the store. In tasks that wait on the store, `~fscoord.StoreClosedError` is raised."""
         await self._driver.close()
 
     async def __aenter__(self: A) -> A:
@@ -159,19 +159,19 @@ class AsyncStore:
 
 
 def driver_of(store: object) -> StoreDriver:
-    """Return the driver that makes the calls and waits of `store`, for the recipes.
+    """Return the driver of `store`, which runs the calls and waits of recipes.
 
     Raises:
-        TypeError: `store` is something else. The message says what to pass instead.
+        TypeError: `store` is not an `AsyncStore`. The message says what to pass instead.
     """
     if isinstance(store, AsyncStore):
         return store._driver
     instead = "AsyncStore(store)" if isinstance(store, Store) else f"aio.open_store({store!r})"
-    raise TypeError(f"a store for tasks is needed, got {type(store).__name__}: {instead}")
+    raise TypeError(f"store must be an AsyncStore, got {type(store).__name__}: pass {instead}")
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):
-    """The coroutine that opens a store. As an asynchronous context manager it also closes the store."""
+    """Opens a store when it is awaited. As an asynchronous context manager, it also closes the store at the end."""
 
     def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
         self._opening = opening
@@ -200,10 +200,10 @@ class Opening(Coroutine[Any, Any, AsyncStore]):
 
 
 def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> Opening:
-    """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
+    """Open the store at `url` as an `AsyncStore`, with the arguments and errors of `fscoord.open_store`.
 
-    ``async with open_store(url) as store:`` closes the store at the end of the block. ``store = await open_store(url)``
-    does not.
+    ``async with open_store(url) as store:`` closes the store at the end of the block. After ``store = await
+    open_store(url)``, the caller must close it.
     """
     return Opening(_open(url, options))
 

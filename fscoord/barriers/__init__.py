@@ -1,10 +1,10 @@
-"""Barriers that are created once and executed many times, by name and from a configuration.
+"""Reusable barriers: classes that are registered by name, created from a configuration, and executed many times.
 
 `Barrier`, `register_barrier`, `BarrierConfig` and `create_barrier_from_config` have the interface of
-``torch.distributed.checkpoint._experimental.barriers``, which is meant for code that coordinates checkpoints. The
-main differences are: rank and world size are read from the environment when they are not given,
-`Barrier.execute_barrier` takes a timeout, the error of a timeout names the missing ranks, a restarted rank continues
-with the barrier that it was in, and `register_barrier` refuses a class without a name of its own.
+``torch.distributed.checkpoint._experimental.barriers``. There are these differences. If rank and world size are not
+given, they are read from the environment. `Barrier.execute_barrier` takes a timeout, and its error names the missing
+ranks. A restarted rank continues with the barrier that it was in. `register_barrier` refuses a class without a unique
+name.
 """
 
 from fscoord.barriers.base import (

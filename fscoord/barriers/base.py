@@ -15,10 +15,10 @@ C = TypeVar("C", bound="type[Barrier]")
 
 
 class Barrier(ABC):
-    """A barrier that all ranks execute any number of times; also a context manager.
+    """A barrier that all ranks execute any number of times. As a context manager, it calls `close` at the end.
 
     Attributes:
-        barrier_type: the name under which `register_barrier` finds the class.
+        barrier_type: the name under which `register_barrier` registers the class.
     """
 
     barrier_type: ClassVar[str]
@@ -32,7 +32,7 @@ class Barrier(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most barriers hold nothing
-        """Release the barrier's resources. A second call does nothing."""
+        """Release the resources of the barrier. A second call does nothing."""
 
     def __enter__(self: B) -> B:
         return self
@@ -42,11 +42,11 @@ class Barrier(ABC):
 
 
 BARRIER_REGISTRY: dict[str, type[Barrier]] = {}
-"""The registered classes by their `Barrier.barrier_type`."""
+"""Maps each registered `Barrier.barrier_type` to its class."""
 
 
 def register_barrier(barrier_class: C) -> C:
-    """Register `barrier_class` under its ``barrier_type``, and return the class. This is a decorator.
+    """Register `barrier_class` under its ``barrier_type``, and return the class. Use it as a decorator.
 
     Raises:
         TypeError: the class is not a subclass of `Barrier`.
@@ -57,11 +57,11 @@ def register_barrier(barrier_class: C) -> C:
         raise TypeError(f"{barrier_class!r} is not a subclass of fscoord.barriers.Barrier")
     name = getattr(barrier_class, "barrier_type", None)
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{barrier_class.__name__} has no barrier_type: give it a name of its own, as a str")
+        raise ValueError(f"{barrier_class.__name__} has no barrier_type: set it to a unique name, a str")
     if BARRIER_REGISTRY.setdefault(name, barrier_class) is not barrier_class:
         raise ValueError(
-            f"{barrier_class.__name__}: the barrier_type {name!r} is that of {BARRIER_REGISTRY[name].__name__};"
-            " give it a name of its own"
+            f"{barrier_class.__name__}: the barrier_type {name!r} is already used by"
+            f" {BARRIER_REGISTRY[name].__name__}; set it to a unique name"
         )
     return barrier_class
 
@@ -72,7 +72,8 @@ class BarrierConfig:
 
     Attributes:
         barrier_type: a registered name, or None for no barrier.
-        barrier_args: the constructor's keyword arguments. Rank and world size may be left out.
+        barrier_args: the constructor's keyword arguments. Rank and world size may be omitted; see
+            `create_barrier_from_config`.
     """
 
     barrier_type: str | None = None
@@ -82,13 +83,13 @@ class BarrierConfig:
         name: object = self.barrier_type
         args: object = self.barrier_args
         if not (name is None or isinstance(name, str)):
-            raise TypeError(f"barrier_type is str or None, not {type(name).__name__}")
+            raise TypeError(f"barrier_type must be a str or None, not {type(name).__name__}")
         if not (isinstance(args, dict) and all(isinstance(key, str) for key in args)):
-            raise TypeError("barrier_args is a dict with the names of arguments for keys")
+            raise TypeError("barrier_args must be a dict from the names of arguments, each a str, to their values")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BarrierConfig:
-        """Return the configuration with these values: ``{"barrier_type": ..., "barrier_args": {...}}``.
+        """Make a configuration from a mapping: ``{"barrier_type": ..., "barrier_args": {...}}``.
 
         Raises:
             ValueError: a key is neither ``barrier_type`` nor ``barrier_args``.
@@ -108,7 +109,7 @@ class BarrierConfig:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> BarrierConfig:
-        """Return the configuration in a JSON object, as `from_dict` does.
+        """Make a configuration from JSON: an object with the keys of `from_dict`.
 
         Raises:
             ValueError: the text is not JSON, or a key is neither ``barrier_type`` nor ``barrier_args``.
@@ -119,32 +120,32 @@ class BarrierConfig:
         try:
             values = json.loads(text)
         except RecursionError:
-            raise ValueError("a BarrierConfig is a JSON object, not thousands of nested brackets") from None
+            raise ValueError("the JSON text of the BarrierConfig is nested too deeply") from None
         return cls.from_dict(values)
 
 
 def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
-    """Return the barrier that `barrier_config` describes, or None if it describes none.
+    """Create the barrier that `barrier_config` describes. Return None if its ``barrier_type`` is None.
 
-    If the constructor takes ``rank``, ``world_size``, ``global_rank`` or ``global_world_size`` and the configuration
-    does not give it, the constructor gets the value that `fscoord.environment.detect` finds.
+    The constructor may have a parameter ``rank``, ``world_size``, ``global_rank`` or ``global_world_size``. If the
+    configuration omits it, its value comes from `fscoord.environment.detect`.
 
     Raises:
-        ValueError: the type is not registered, or neither the configuration nor the environment has a needed rank or
-            size.
+        ValueError: the type is not registered, or a needed rank or size is neither in the configuration nor in the
+            environment.
         TypeError: the constructor does not take these arguments.
     """
     name = barrier_config.barrier_type
     if name is None:
         return None
     if name not in BARRIER_REGISTRY:
-        raise ValueError(f"unknown barrier_type {name!r}; there are {', '.join(sorted(BARRIER_REGISTRY))}")
+        raise ValueError(f"unknown barrier_type {name!r}; registered are {', '.join(sorted(BARRIER_REGISTRY))}")
     barrier_class = BARRIER_REGISTRY[name]
     return barrier_class(**_from_environment(barrier_class, barrier_config.barrier_args), **barrier_config.barrier_args)
 
 
 def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
-    """Return the ranks and sizes from the environment that the constructor takes and `given` does not contain."""
+    """Return the ranks and sizes that the constructor takes and `given` lacks. They come from the environment."""
     from inspect import Parameter, signature
 
     accepted = signature(barrier_class).parameters

@@ -1,4 +1,4 @@
-"""`StoreBarrier`, on any store, and `FileStoreBarrier`, on a file that it opens itself."""
+"""`StoreBarrier` works on any store. `FileStoreBarrier` opens a `~fscoord.FileStore` itself."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from fscoord.stores.url import file_url, open_store
 
 @register_barrier
 class StoreBarrier(Barrier):
-    """A barrier on any store.
+    """A reusable barrier on any store.
 
-    The store keeps the number of barriers that each rank has passed. So another object, or the process that replaces a
-    dead process, continues with the barrier that its rank was in. It passes this barrier at once if the other ranks
-    have passed it. At most three barriers have keys in the store, however many are executed.
+    The store records how many barriers each rank has passed. So a process that replaces a dead process continues with
+    the barrier that its rank was in. It passes this barrier at once if the other ranks have already passed it. At most
+    three barriers have keys in the store, however many are executed.
 
-    A rank has one caller at a time, and a prefix belongs to one world size. A world of another size, and a job that
-    starts again on an old store, must use another prefix, or open the store as another run.
+    Each rank has one caller at a time. All ranks under a prefix have the same world size. If the world size changes, or
+    if a job starts again on an old store, use another prefix or open the store as another run.
 
     Args:
         store: an open store, which stays open, or an address for `~fscoord.open_store`.
-        barrier_prefix: names this sequence of barriers; other sequences on the same store have other names.
+        barrier_prefix: the name of this sequence of barriers; other sequences on the same store need other names.
         rank: the caller's rank; None means the rank in the environment.
         world_size: the number of ranks, the same for all ranks; None means the world size in the environment.
-        timeout: how long each `execute_barrier` waits, in seconds or as a `timedelta`; also the timeout of a store that
-            is opened here. None means the store's timeout at the time of each call.
+        timeout: how long each `execute_barrier` waits, in seconds or as a `timedelta`. If `store` is an address, this
+            is also the timeout of the opened store. None means the store's timeout at the time of each call.
         fail_fast: whether to raise `~fscoord.BrokenBarrierError` as soon as a rank that has not arrived is known dead.
-        rank_tracing_decoder: returns the text by which an error names a missing rank, such as its host.
-        options: further arguments of `~fscoord.open_store` for that address.
+        rank_tracing_decoder: returns the name of a rank for error messages, such as its host.
+        options: if `store` is an address, further arguments of `~fscoord.open_store`.
 
     Raises:
-        TypeError: there are options, although the store is open already.
+        TypeError: `options` are given, although `store` is an open store.
         ValueError: rank or world size is neither given nor in the environment.
         BarrierError: `rank` is not below `world_size`.
     """
@@ -73,10 +73,7 @@ class StoreBarrier(Barrier):
         return open_store(address, **self._with_timeout(options))
 
     def _with_timeout(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return `options` with the barrier's timeout.
-
-        If the barrier has no timeout, the address or the store's default decides.
-        """
+        """Return `options` with the barrier's timeout, if it has one and `options` has none."""
         return options if self._timeout is None else {"timeout": self._timeout, **options}
 
     @property
@@ -91,7 +88,7 @@ class StoreBarrier(Barrier):
 
     @property
     def sequence(self) -> int:
-        """The number of the barrier that this rank joins next, read from the store."""
+        """The number of barriers that this rank has passed, read from the store."""
         return self._next_of(self._rank)
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
@@ -104,9 +101,9 @@ class StoreBarrier(Barrier):
                 store's timeout.
 
         Raises:
-            StoreTimeoutError: a rank did not arrive. The error names the missing ranks, and how far each of them is.
-            BrokenBarrierError: a rank that has not arrived is dead, with `fail_fast`.
-            BarrierError: the callers disagree about the world size, or two of them have one rank.
+            StoreTimeoutError: a rank did not arrive. The error names the missing ranks and the `sequence` of each.
+            BrokenBarrierError: with `fail_fast`, a rank that has not arrived is dead.
+            BarrierError: the callers disagree about the world size, or two callers use the same rank.
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
         number = self._next_of(self._rank)
@@ -122,7 +119,7 @@ class StoreBarrier(Barrier):
         try:
             barrier(self._store, self._world_size, prefix, limit, self._rank, named, fail_fast=self._fail_fast)
         except UsedBeforeError:
-            pass  # the barrier completed with this rank, but the process died before it recorded that
+            pass  # an earlier process of this rank passed the barrier, but died before it recorded this
         except (StoreTimeoutError, BrokenBarrierError) as error:
             error.args = (f"{error}{self._positions(number, missing)}",)
             raise
@@ -134,10 +131,10 @@ class StoreBarrier(Barrier):
             self._store.close()
 
     def _next_of(self, rank: int) -> int:
-        """Return the number of the barrier that `rank` joins next.
+        """Return how many barriers `rank` has passed.
 
         Raises:
-            BarrierError: the key holds something other than a number.
+            BarrierError: the value in the store is not a number.
         """
         key = self._key(rank)
         text = self._store.get(key, default=b"0")
@@ -146,17 +143,16 @@ class StoreBarrier(Barrier):
         except MalformedText as error:
             raise BarrierError(
                 f"key {key_text(key)!r} holds {text[:40]!r}, which is not a sequence number: another program wrote"
-                " it; give every sequence of barriers a prefix of its own"
+                " it; use a different prefix for every sequence of barriers"
             ) from error
 
     def _advance(self, passed: int) -> None:
         """Record that this rank has passed barrier number `passed`.
 
-        Rank 0 also removes the keys of the previous barrier. All ranks have arrived at barrier `passed`, so no rank
-        needs the previous barrier any more.
+        Rank 0 also deletes the keys of the previous barrier, because all ranks have passed it.
 
         Raises:
-            BarrierError: the recorded number is not `passed`: two callers have one rank.
+            BarrierError: another caller with the same rank has changed the recorded number.
         """
         if self._rank == 0 and passed > 0:
             for name in (b"arrivals", b"complete"):
@@ -167,14 +163,14 @@ class StoreBarrier(Barrier):
         if found != reached:
             raise BarrierError(
                 f"rank {self._rank} passed barrier {passed} of {key_text(self._prefix)!r}, but is at sequence"
-                f" {found[:40].decode(errors='replace')}: two callers have one rank"
+                f" {found[:40].decode(errors='replace')}: two callers use the same rank"
             )
 
     def _key(self, rank: int) -> bytes:
         return b"%s/sequence/%d" % (self._prefix, rank)
 
     def _positions(self, number: int, ranks: list[int]) -> str:
-        """Return the text with the sequence numbers of this rank and of `ranks`; empty if the store fails."""
+        """Return text for a message: the `sequence` of this rank and of each of `ranks`. Empty if the store fails."""
         try:
             others = [f"rank {rank} is at sequence {self._next_of(rank)}" for rank in ranks]
         except FscoordError:
@@ -184,10 +180,10 @@ class StoreBarrier(Barrier):
 
 @register_barrier
 class FileStoreBarrier(StoreBarrier):
-    """A `StoreBarrier` on a `~fscoord.FileStore`: the constructor opens the store, and `close` closes it.
+    """A `StoreBarrier` on a `~fscoord.FileStore`. The constructor opens the store, and `close` closes it.
 
     Args:
-        path: the store's path, not interpreted as an address.
+        path: the path of the store. It is never interpreted as an address.
         barrier_prefix, rank, world_size, timeout, fail_fast, rank_tracing_decoder: as for `StoreBarrier`.
         options: further arguments of `~fscoord.FileStore`, such as ``lock``, ``durable`` or ``label``.
     """
@@ -218,5 +214,5 @@ class FileStoreBarrier(StoreBarrier):
         )
 
     def _open(self, address: str | system.os.PathLike[str], options: dict[str, Any]) -> Store:
-        # The whole path is quoted: it may contain colons and question marks, which have a meaning in an address.
+        # The path is quoted, because it may contain colons and question marks, which have a meaning in an address.
         return open_store(file_url(system.os.fspath(address), {}), rank=self._rank, **self._with_timeout(options))

@@ -1,4 +1,4 @@
-"""`TCPStoreBarrier` and `DistBarrier`: the barriers of torch's own module, under torch's names."""
+"""`TCPStoreBarrier` and `DistBarrier`: the barriers of torch's module, under the same names."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ from fscoord.stores.url import open_store
 
 FIRST_PAUSE_S: Final = 0.00005
 LONGEST_PAUSE_S: Final = 0.01
-"""The first and the longest pause between two checks whether torch's barrier is over, in seconds."""
+"""The first and the longest pause between two checks of torch's barrier, in seconds."""
 
 
 @register_barrier
 class TCPStoreBarrier(StoreBarrier):
-    """A `StoreBarrier` on a `~fscoord.TCPStore`, whose server rank 0 runs. The ranks need no shared directory.
+    """A `StoreBarrier` on a `~fscoord.TCPStore`. Rank 0 runs the server, so the ranks need no shared directory.
 
-    The names are those of torch's ``TCPStoreBarrier``. There are three differences: `timeout_secs` and
-    `use_checkpoint_barrier_tcpstore_libuv` have an effect, the error of a timeout names the missing ranks, and each
-    prefix has a sequence of its own. Rank 0 must be the last to close its barrier, because its `close` stops the
-    server.
+    The interface is that of torch's ``TCPStoreBarrier``, with three differences. `timeout_secs` and
+    `use_checkpoint_barrier_tcpstore_libuv` have an effect. The error of a timeout names the missing ranks. Each prefix
+    has a separate sequence of barriers. Rank 0 must close its barrier last, because its `close` stops the server.
 
     Args:
         global_rank: the caller's rank; None means the rank in the environment.
         global_world_size: the number of ranks; None means the world size in the environment.
-        barrier_prefix: names this sequence of barriers.
+        barrier_prefix: the name of this sequence of barriers.
         timeout_barrier_init_secs: how long to wait for the server, in seconds.
         use_checkpoint_barrier_tcpstore_libuv: whether torch's server runs with libuv.
         tcpstore_port: the server's port.
         master_address: the host of rank 0.
         timeout_secs: how long each `execute_barrier` waits, in seconds.
-        barrier_prefix_list: one prefix, in a list, as in an example of torch's documentation.
+        barrier_prefix_list: the same as `barrier_prefix`, as a list of one prefix.
         fail_fast, rank_tracing_decoder: as for `StoreBarrier`.
 
     Raises:
         ImportError: torch is not installed; the message names the extra to install.
-        StoreUnavailableError: no server answers at that address.
+        StoreUnavailableError: no server answers at `master_address` and `tcpstore_port`.
     """
 
     barrier_type = "tcp_store"
@@ -102,7 +101,7 @@ class TCPStoreBarrier(StoreBarrier):
 
 @register_barrier
 class DistBarrier(Barrier):
-    """torch's own ``torch.distributed.barrier`` of the default process group.
+    """A barrier that calls ``torch.distributed.barrier`` on the default process group.
 
     Raises:
         ImportError: torch is not installed.
@@ -147,10 +146,10 @@ class DistBarrier(Barrier):
             raise BarrierError(f"the process group's barrier failed: {error}") from error
 
     def _finish(self, work: Any, limit: float | None) -> None:
-        """Wait for `work`, at most `limit` seconds.
+        """Wait for `work`, for at most `limit` seconds.
 
-        Ctrl-C does not interrupt torch's own wait. So torch's wait is called only at the end, to raise the error, if
-        any.
+        Ctrl-C does not interrupt ``work.wait``. So this method polls, and calls ``work.wait`` only at the end, to raise
+        its error.
         """
         if work is None:  # this process is not a member of the group
             return
@@ -168,14 +167,14 @@ class DistBarrier(Barrier):
 
 
 def register_in_torch() -> None:
-    """Add the barriers whose names torch does not use to the ``BARRIER_REGISTRY`` of torch's own module.
+    """Register the barriers of fscoord in torch's own ``BARRIER_REGISTRY``, except names that torch already uses.
 
     Then ``create_barrier_from_config(BarrierConfig("file_store", {...}))`` of
-    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`, which is an instance of torch's
-    ``Barrier``. A second call does nothing.
+    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`. It is also an instance of
+    torch's ``Barrier``. A second call does nothing.
 
     Raises:
-        ImportError: torch is not installed, or has no such module.
+        ImportError: torch is not installed, or lacks the module.
     """
     with needed_extra("fscoord.barriers.register_in_torch", "torch", "torch"):
         from torch.distributed.checkpoint._experimental import barriers as theirs

@@ -1,30 +1,31 @@
-"""Barriers and exchanges of data between ranks, on the contract of `~fscoord.Store` alone.
+"""Barriers and exchanges of data between ranks, on any `~fscoord.Store`.
 
 The functions have the names, the positional arguments and the time-out messages of
-``torch.distributed.elastic.utils.store``. All functions also take the keyword arguments ``world_size``, ``key`` and
-``timeout``, where torch has other names. A key prefix can be used once. Its keys stay in the store, and a second use
-raises `~fscoord.BarrierError`.
+``torch.distributed.elastic.utils.store``. Where torch has other names for the keyword arguments ``world_size``, ``key``
+and ``timeout``, the functions accept both names. A key prefix can be used once. Its keys stay in the store, and a
+second use raises `~fscoord.BarrierError`.
 
-On a store that is not of fscoord, such as torch's own, `barrier`, `synchronize` and `get_all` do exactly what torch's
-functions do: see `collectives.c10d`. The rest of this text describes the stores of fscoord.
+On a store of another package, such as a store of torch, `barrier`, `synchronize` and `get_all` do exactly what torch's
+functions do; see `collectives.c10d`. The rest of this text describes the stores of fscoord.
 
 **Keys.** These keys are the same as in torch:
 
 - ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. This barrier is `Store.barrier`,
-  which uses the keys of c10d, so processes of torch can take part.
-- ``{prefix}{i}`` with the data of `get_all`. The callers of `get_all` write this data.
+  which uses the keys of c10d, so processes that use torch can take part.
+- ``{prefix}{i}`` with the data of rank i for `get_all`. The callers of `get_all` write this data.
 - ``{prefix}/finished``, the prefix of the barrier with ranks at the end of `get_all`.
 
 A barrier with ranks can't use a counter: a rank that calls again would count twice, and the missing ranks would be
-unknown. Instead, each rank appends one token to ``{prefix}/arrivals``. Every process can read there at any time which
-ranks have arrived. The last rank to arrive sets ``{prefix}/complete``, the only key for which the other ranks wait.
+unknown. Instead, each rank appends one token to ``{prefix}/arrivals``. This key shows at any time which ranks have
+arrived. The last rank to arrive sets ``{prefix}/complete``, the only key for which the other ranks wait.
 
-torch finds the missing ranks after a time-out through the keys ``{prefix}{rank}/TRACE`` and ``{prefix}/TRACING_GATE``.
-They are not needed here. Two prefixes could share one of those keys (``a1`` + ``0`` = ``a`` + ``10``).
+After a time-out, torch finds the missing ranks through the keys ``{prefix}{rank}/TRACE`` and
+``{prefix}/TRACING_GATE``. fscoord does not need these keys. In torch two prefixes may share one of these keys, because
+``a1`` + ``0`` = ``a`` + ``10``.
 
 `synchronize` and `gather` write their data to ``{prefix}{rank}``, as torch does. If the prefix ends in a digit or a
 colon, a colon is inserted (``a1:0``), so that no two prefixes share a key. `synchronize` also sets ``{prefix}/given``
-when the data of all ranks is there. Ranks wait for this one key, because a wait for N keys would be woken N times.
+when all ranks have written data. Ranks wait for this one key, because a wait for N keys would be woken N times.
 """
 
 from __future__ import annotations
@@ -97,12 +98,12 @@ def barrier(
     """Wait until `world_size` callers have called this function with `key_prefix`.
 
     With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new process, counts
-    once. A rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without
+    once. A rank whose call timed out may call again. It passes even if the other ranks have already passed. Without
     `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
 
-    On a `~fscoord.FileStore`, a rank records its arrival in one transaction, and then waits. If only this host has the
-    file, a rank without `fail_fast` arrives in a slot beside the file, without a lock. Elsewhere each rank makes one
-    write, one read and one wait, and the last rank makes one more write.
+    On a `~fscoord.FileStore`, a rank records its arrival in one transaction, and then waits. If the file is on a local
+    file system, a rank without `fail_fast` arrives without the log's lock, in a shared-memory slot beside the file. On
+    any other store each rank makes one write, one read and one wait, and the last rank makes one more write.
 
     Args:
         store: the store that the callers share. It may be a store of torch; see `fscoord.collectives.BarrierStore`.
@@ -111,25 +112,25 @@ def barrier(
         barrier_timeout: the time to wait for the other callers, in seconds or as a `timedelta`; None: the store's
             timeout.
         rank: the rank of this caller, 0 to `world_size` - 1.
-        rank_tracing_decoder: returns the text by which the error names a missing rank, such as its host.
-        trace_timeout: the time, in seconds or as a `timedelta`, that the call may take after `barrier_timeout` to find
-            and name the missing ranks. (The store's timeout limits the write of this rank's arrival, as any write.)
+        rank_tracing_decoder: returns the name of a rank for error messages, such as its host.
+        trace_timeout: how long the call may take after `barrier_timeout` to find and name the missing ranks, in seconds
+            or as a `timedelta`. (The write of this rank's arrival is limited by the store's timeout.)
         key: another name of `key_prefix`.
         timeout: another name of `barrier_timeout`.
         fail_fast: with `rank`, raise as soon as a rank that has not arrived is known dead (see `Store.dead_ranks`). All
-            ranks that have arrived raise, with the same lists of ranks. A new round of the barrier then begins, where a
-            restarted rank can meet the others. Either all callers of a barrier give `fail_fast`, or no caller does.
-            It has no effect on a store that can't detect dead sessions (see `Store.has_liveness`).
+            ranks that have arrived raise, with the same lists of ranks. A new round of the barrier then begins, so all
+            ranks, including a restarted rank, may call again. Either all callers of a barrier give `fail_fast`, or no
+            caller does. It has no effect on a store that can't detect dead sessions (see `Store.has_liveness`).
 
     Raises:
         StoreTimeoutError: some callers did not arrive. The message has the rank, the key prefix, the world size, the
-            timeout and the first 16 missing ranks. If the store can detect dead sessions, the message lists the dead
-            ranks apart from the late ranks. The message is the same on every store.
+            timeout and the first 16 missing ranks. If the store can detect dead sessions, the message lists dead and
+            late ranks separately. The message is the same on every store.
         BrokenBarrierError: with `fail_fast`, missing ranks are dead.
         UsedBeforeError: the barrier has been used before, or more than `world_size` callers arrived.
-        BarrierError: the callers disagree about `world_size`, or `rank` is not below it.
-        ValueError: a decoder or `fail_fast` is given without `rank`.
-        TypeError: the key is missing, or an argument is given by both of its names.
+        BarrierError: the callers disagree about `world_size`, or `rank` is not below `world_size`.
+        ValueError: `rank_tracing_decoder` or `fail_fast` is given without `rank`.
+        TypeError: the key is missing, or an argument is given under both of its names.
     """
     if key is not None or key_prefix is None:
         key_prefix = key_given(key, "key_prefix", key_prefix)
@@ -174,19 +175,20 @@ def get_all(
 ) -> list[bytes]:
     """Wait for the keys ``{prefix}0`` to ``{prefix}{world_size - 1}`` and return their values.
 
-    Rank 0 returns last, after all other ranks have read all values, because its process often runs the store's server.
+    Rank 0 returns after all other ranks have read the values, because the process of rank 0 often runs the store's
+    server.
 
     Args:
         store: the store that the ranks share. It may be a store of torch; see `fscoord.collectives.ExchangeStore`.
         rank: the rank of this caller, 0 to `world_size` - 1.
-        prefix: the beginning of the keys.
+        prefix: the common prefix of the keys.
         world_size: the number of ranks.
         key: another name of `prefix`.
         timeout: one limit for the whole call, in seconds or as a `timedelta`; None: the store's timeout.
 
     Raises:
-        StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
-        UsedBeforeError: this rank has called `get_all` with this prefix before, and all ranks had finished.
+        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
+        UsedBeforeError: a call of `get_all` with this prefix has already finished on all ranks.
         BarrierError: `rank` is not below `world_size`.
     """
     if world_size is None:
@@ -222,7 +224,7 @@ def synchronize(
     """Give `data` to all ranks and return the data of all ranks, in the order of the ranks.
 
     Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix can be used once. After a
-    time-out a rank may call again. It must give the same data, because another rank may have read it.
+    time-out a rank may call again. It must pass the same data, because other ranks may have read the data already.
 
     Args:
         store: the store that the ranks share. It may be a store of torch; see `fscoord.collectives.ExchangeStore`.
@@ -234,7 +236,7 @@ def synchronize(
         key: another name of `key_prefix`.
 
     Raises:
-        StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
+        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
         UsedBeforeError: the prefix has been used before. Nothing was overwritten.
         BarrierError: `rank` is not below `world_size`.
     """
@@ -254,10 +256,10 @@ def broadcast(
     *,
     source: int = 0,
 ) -> bytes:
-    """Give the `data` of rank `source` to all ranks, and return the data.
+    """Send the `data` of rank `source` to all ranks, and return the data.
 
     The operation is MPI's ``MPI_Bcast``. The source does not wait. The other ranks wait for the source. The data stays
-    in the store, in ``{key}/broadcast``.
+    in the store, under the key ``{key}/broadcast``.
 
     Args:
         store: the store that the ranks share.
@@ -270,9 +272,9 @@ def broadcast(
 
     Raises:
         StoreTimeoutError: the source has not sent data.
-        UsedBeforeError: on the source, if other data has been sent under this key before. Nothing was overwritten.
+        UsedBeforeError: on the source, other data has been sent under this key before. Nothing was overwritten.
         BarrierError: `rank` or `source` is not below `world_size`.
-        TypeError: on the source, if `data` is None; and everywhere, if `store` is not a store of fscoord.
+        TypeError: `data` is None on the source, or `store` is not a store of fscoord.
     """
     needed_store(store)
     return run_blocking(store, steps.broadcast(store, data, rank, world_size, key, timeout, source=source))
@@ -281,7 +283,7 @@ def broadcast(
 def gather(
     store: Store, data: Value, rank: int, world_size: int, key: Key, timeout: Timeout | None = None, *, target: int = 0
 ) -> list[bytes] | None:
-    """Give the `data` of all ranks to rank `target`.
+    """Send the `data` of all ranks to rank `target`.
 
     The operation is MPI's ``MPI_Gather``. The target waits for the data of all ranks and returns it, in the order of
     the ranks. The other ranks do not wait, and return None. The data stays in the store.
@@ -292,11 +294,11 @@ def gather(
         rank: the rank of this caller, 0 to `world_size` - 1.
         world_size: the number of ranks.
         key: the name of the exchange.
-        timeout: the time that the target waits, in seconds or as a `timedelta`; None: the store's timeout.
+        timeout: how long the target waits, in seconds or as a `timedelta`; None: the store's timeout.
         target: the rank that receives.
 
     Raises:
-        StoreTimeoutError: only on the target. The error names the ranks without data.
+        StoreTimeoutError: on the target, some ranks sent no data. The error names these ranks.
         UsedBeforeError: the key has been used before. Nothing was overwritten.
         BarrierError: `rank` or `target` is not below `world_size`.
         TypeError: `store` is not a store of fscoord.

@@ -1,6 +1,7 @@
-"""`Arrivals`: the ranks that have arrived at a barrier, and the error of a call that times out there.
+"""`Arrivals` records and reads which ranks have arrived at a barrier, and makes the errors that name missing ranks.
 
-`fscoord._waiting.rounds` describes the tokens of arrivals, and parses them.
+Arrivals are tokens in the value of one key. A *verdict* is a token that breaks a round of the barrier, because ranks
+that have not arrived are dead. `fscoord._waiting.rounds` describes and parses the tokens.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, Store
 from fscoord.store import Member, Store, how_to_run_again
 
 MISSING_MAX = 16
-"""The most missing ranks that a message names, as in torch."""
+"""A message names at most this many missing ranks, as in torch."""
 
 TRACE_TIMEOUT_S = 0.05
-"""The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
+"""How many seconds after its deadline a call may take to write its time-out token, unless `trace_timeout` is given."""
 
 Decoder = Callable[[int], str]
 
 
 class MissingRanks(NamedTuple):
-    """The missing ranks of a barrier or an exchange.
+    """Describes the missing ranks of a barrier or an exchange.
 
     Attributes:
         dead: the ranks that are known dead, as text.
-        words: the description for the message, beginning with ``"; "``; empty if nothing is known.
+        words: the end of the error message, which lists dead and late ranks and begins with ``"; "``; or empty.
     """
 
     dead: tuple[str, ...]
@@ -72,22 +73,21 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
 
 
 def _more(ranks: Sequence[int]) -> str:
-    """Return the words for the rest of `ranks`, which a message does not name."""
+    """Return `` and N more``, where N is the number of `ranks` beyond `MISSING_MAX`; empty if N is 0."""
     return f" and {len(ranks) - MISSING_MAX} more" if len(ranks) > MISSING_MAX else ""
 
 
 def location_of(members: Sequence[Member], stopped: Collection[int] = ()) -> str:
-    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank. `stopped` are the stopped
-    sessions.
+    """Return ``host:pid`` and the state of the newest of `members`, the sessions of a rank.
 
-    The last session that may be alive is returned. If every session is dead, the last session is returned.
+    Sessions that may be alive are preferred. `stopped` are the numbers of sessions whose processes are stopped.
     """
     if not members:
-        return "not seen here"
+        return "not seen in this store"
     last = max(members, key=lambda member: (member.alive != "no", member.number))
     place = f"{escape_word(last.host)}:{last.pid}"
     if last.alive == "no":
-        return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', there since', last.since)}"
+        return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', registered at', last.since)}"
     if last.number in stopped:
         return f"{place}, stopped"
     return f"{place}, {'alive' if last.alive == 'yes' else 'not known whether alive'}"
@@ -98,7 +98,7 @@ def _clock(what: str, when: float | None) -> str:
 
 
 class Attempt(NamedTuple):
-    """The checked arguments of one rank's call, and `start`, when the call began. All times are in seconds."""
+    """The checked arguments of one rank's call. `start` is when the call began. All times are in seconds."""
 
     prefix: bytes
     rank: int
@@ -113,21 +113,21 @@ class Attempt(NamedTuple):
         return system.time.monotonic() - self.start
 
     def left(self) -> float:
-        """Return for how many seconds the call may still wait."""
+        """Return how many seconds the call may still wait."""
         return max(0.0, self.timeout - (system.time.monotonic() - self.start))
 
     def trace_left(self) -> float:
-        """Return for how many seconds the call may still find and name the missing ranks."""
+        """Return how many seconds are left to find and name the missing ranks."""
         return max(0.0, self.timeout + self.trace_timeout - self.waited())
 
     def absent(self, came: Collection[int]) -> list[int]:
-        """Return the ranks that are not among `came`."""
+        """Return the ranks that are not in `came`, the ranks that have arrived."""
         return [rank for rank in range(self.world_size) if rank not in came]
 
     def time_out(
         self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
     ) -> StoreTimeoutError:
-        """Return the error that names the ranks `missing`, in torch's words, with dead ranks apart from late ranks."""
+        """Return the error that names the `missing` ranks. The message begins as in torch, then lists dead and late."""
         names, more = self._names(missing)
         fates = describe_missing(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
@@ -143,7 +143,7 @@ class Attempt(NamedTuple):
         )
 
     def broken(self, verdict: Verdict, store: Store) -> BrokenBarrierError:
-        """Return the error for a round that is broken by `verdict`."""
+        """Return the error for a round that `verdict` broke."""
         missing = self.absent(verdict.came)
         names, more = self._names(missing)
         dead = [self._named(rank) for rank in verdict.dead[:MISSING_MAX]]
@@ -159,26 +159,23 @@ class Attempt(NamedTuple):
         return [self._named(rank) for rank in missing[:MISSING_MAX]], _more(missing)
 
     def data_prefix(self) -> bytes:
-        """Return the prefix of the keys with the ranks' data.
+        """Return the prefix of the keys with the ranks' data: the prefix of the call, or this prefix and a colon.
 
-        It is the prefix of the call, with a colon added if that prefix ends in a digit or a colon.
-        Without the colon, rank 0 under the prefix ``a1`` and rank 10 under the prefix ``a`` would share a key.
+        A colon is added if the prefix ends in a digit or a colon. Otherwise rank 0 under the prefix ``a1`` and rank 10
+        under the prefix ``a`` would share a key.
         """
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
     def used_before(self, store: Store) -> UsedBeforeError:
-        """Return the error for a prefix of `store` that was used before."""
+        """Return the error for a call with a prefix that was used before in `store`."""
         return UsedBeforeError(
             f"rank {self.rank} arrived at {key_text(self.prefix)!r} (world_size={self.world_size}), which has"
-            f" completed: the prefix was used before, or two callers have one rank; {how_to_run_again(store)}"
+            f" completed: the prefix was used before, or two callers use the same rank; {how_to_run_again(store)}"
         )
 
     def _named(self, rank: int) -> str:
-        """Return the decoder's name for `rank`.
-
-        Return the number of the rank if there is no decoder, if no time is left, or if the decoder fails.
-        """
+        """Return the decoder's name for `rank`, or the number of the rank if there is no decoder or no time is left."""
         if self.decoder is None or not self.trace_left():
             return str(rank)
         try:
@@ -199,15 +196,15 @@ def check_rank(rank: int, world_size: int) -> tuple[int, int]:
 
 
 class Arrivals:
-    """The arrivals at the barrier `prefix`.
+    """Appends the arrival of one rank at the barrier `prefix`, and reads the arrivals of all ranks.
 
     Args:
         store: the store that has the arrivals.
         prefix: the prefix of the barrier's keys.
-        call: the call of the rank that uses this object. The rank appends its own arrival, and reads all arrivals.
+        call: the call of the rank that uses this object.
 
     Attributes:
-        is_repeated: whether the rank had arrived in this round before, by an earlier call.
+        is_repeated: whether an earlier call of the rank had already arrived in this round.
     """
 
     is_repeated = False
@@ -216,14 +213,14 @@ class Arrivals:
         self._store = store
         self._call = call
         self._arrivals = prefix + ARRIVALS
-        self._complete = prefix + COMPLETE  # as long as the first key, so one check is enough
+        self._complete = prefix + COMPLETE  # both keys have the same length, so one check is enough
         if len(self._arrivals) > KEY_MAX:
             key_bytes(self._arrivals)  # raises the error
 
     def request(self, *, waits: bool, all_wait: bool = True, begun: object = None) -> ArrivalRequest:
-        """Return the request to append this rank's arrival, and, if `waits`, to wait until all ranks have arrived.
+        """Return the request to append this rank's arrival. With `waits` it also waits until all ranks have arrived.
 
-        If its answer is a text, pass the text to `settle`. For the other arguments see `ArrivalRequest`.
+        If the answer to the request is a text, pass the text to `settle`. For the other arguments see `ArrivalRequest`.
         """
         call = self._call
         self._store.announce_rank(call.rank)
@@ -233,7 +230,9 @@ class Arrivals:
         return new_tuple(ArrivalRequest, values)
 
     def settle(self, text: bytes, *, waits: bool) -> WaitSteps[None]:
-        """Finish the arrival that has made the value `text`, and, if `waits`, wait until all ranks have arrived.
+        """Finish the arrival of this rank after a `request` whose answer was `text`.
+
+        With `waits`, wait until all ranks have arrived.
 
         Raises:
             BarrierError: all ranks had arrived before this call, and this rank's previous call had not timed out.
@@ -246,29 +245,29 @@ class Arrivals:
                 slow_logger.end()
 
     def time_out(self, error: StoreTimeoutError) -> None:
-        """Record that this rank's wait in a barrier has timed out with `error`, and raise the error of the barrier.
+        """Record that this rank's wait timed out with `error`, and raise the error that names the missing ranks.
 
-        If no rank is missing, return: all have arrived, and the barrier is complete.
+        If no rank is missing, return, because the barrier is complete.
         """
         call, missing = self._call, self.record_time_out()
         if missing:
             mixed = self._store.check([call.prefix + b"/num_members"])
-            hint = "; some callers gave no rank: either all do, or none" if mixed else ""
+            hint = "; some callers gave no rank: all callers must give a rank, or none" if mixed else ""
             raise call.time_out("waiting on barrier", missing, error, self._store, hint) from error
 
     def _has_ended(self, rounds: Rounds) -> bool:
-        """Return whether all ranks have arrived, after this rank has arrived in the last of `rounds`.
+        """Return whether all ranks have arrived in the present round, to which this rank has added its arrival.
 
-        Its arrival found a rank that has arrived twice or timed out, a rank with another world size, or a verdict.
+        Called if the answer needs all tokens, for example because a rank arrived twice, or because there is a verdict.
         """
         call, events = self._call, rounds.events
         own = max((index for index, event in enumerate(events) if event == (call.rank, True)), default=-1)
-        if own < 0:  # the round was broken since
+        if own < 0:  # the round of this arrival has been broken
             return False
         before = rounds.came(own)
         self.is_repeated = call.rank in before
         if len(before | {call.rank}) == call.world_size:
-            self._store.set(self._complete, b"1")  # if the last rank died before it set this, the others still wait
+            self._store.set(self._complete, b"1")  # the last rank may have died before it set this key
         if len(before) == call.world_size:
             self._refuse_unless_timed_out(rounds, own)
         return len(rounds.came()) == call.world_size
@@ -285,10 +284,9 @@ class Arrivals:
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came}{words})"
 
     def wait_alive(self) -> WaitSteps[None]:
-        """Wait until all ranks have arrived, or a missing rank is known to be dead. The arrival must be recorded first.
+        """Wait until all ranks have arrived or a missing rank is known dead. This rank must have arrived already.
 
-        A rank is needed until it arrives, even if it arrives after the wait has begun. So a rank that has arrived is
-        never reported dead by this wait.
+        If a rank dies after its arrival, this wait does not report the death.
 
         Raises:
             BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
@@ -300,7 +298,7 @@ class Arrivals:
             slow_logger.end()
 
     def _wait_until_complete(self, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
-        """Wait until all ranks have arrived, or until the round in which this rank has arrived is broken."""
+        """Wait until all ranks have arrived. Raise `BrokenBarrierError` if a verdict breaks this rank's round."""
         text = self._read()
         before, own, _ = text.rpartition(b"%d/%d " % (self._call.rank, self._call.world_size))
         if not own:
@@ -314,8 +312,8 @@ class Arrivals:
                 raise self._call.broken(rounds.verdicts[joined], self._store)
             if len(rounds.verdicts) < joined:
                 raise BarrierError(
-                    f"key {key_text(self._arrivals)!r}, where rank {self._call.rank} had arrived, was removed; give"
-                    " every barrier and exchange a prefix of its own, and remove its keys when all have passed"
+                    f"key {key_text(self._arrivals)!r} was deleted after rank {self._call.rank} had arrived; use a"
+                    " different prefix for every barrier and exchange, and delete keys only when all ranks have passed"
                 )
             missing = self._call.absent(rounds.came())
             if is_complete or not missing:
@@ -323,7 +321,7 @@ class Arrivals:
             fatal = [rank for rank in missing if rank in dead]
             if fatal:
                 self._store.append(self._arrivals, b"!%d:%s " % (joined, b",".join(b"%d" % rank for rank in fatal)))
-                if not backoff.pause():  # the verdict did not count: each time, an arrival preceded it
+                if not backoff.pause():  # no verdict was valid, because each time an arrival preceded the verdict
                     raise StoreTimeoutError("", keys=[key_text(self._complete)], waited=self._call.waited())
             else:
                 left = self._call.left()
@@ -333,11 +331,11 @@ class Arrivals:
             text = self._read()
 
     def _needed(self, joined: int, text: bytes) -> list[int]:
-        """Return the ranks that a waiter needs while the arrivals are `text`; none if its wait is over.
+        """Return the ranks that have not arrived, for which this rank must wait. Empty if the wait is over.
 
         Args:
-            joined: the number of rounds that were broken before the round of the waiter.
-            text: the value of the key of the arrivals.
+            joined: how many rounds were broken before this rank's round.
+            text: the value of the key ``arrivals``.
         """
         try:
             rounds = self._parse(text)
@@ -352,8 +350,8 @@ class Arrivals:
     def record_time_out(self) -> list[int]:
         """Record that this rank's wait has timed out, and return the ranks that have not arrived.
 
-        If a rank is missing, append this rank's time-out token. Otherwise set ``complete``, because the last rank did
-        not. The call takes no longer than `Attempt.trace_left`.
+        If a rank is missing, append this rank's time-out token. Otherwise set ``complete``, because the last rank has
+        not set it yet. The write takes at most `Attempt.trace_left` seconds.
         """
         missing, call = self.missing(), self._call
         try:
@@ -363,11 +361,11 @@ class Arrivals:
             else:
                 self._store._write_within(call.trace_left(), self._complete, b"1", appends=False)
         except FscoordError:
-            pass  # the caller raises its time-out anyway; without the token, a later call of this rank may be refused
+            pass  # the caller raises its time-out; without the token, a later call of this rank may be refused
         return missing
 
     def refuse_if_finished(self, data_key: bytes) -> None:
-        """Raise `UsedBeforeError` if this rank has passed before, or other ranks have passed without its data.
+        """Raise `UsedBeforeError` if this rank has passed before, or if other ranks passed without this rank's data.
 
         Args:
             data_key: the key with the data of this rank.
@@ -399,14 +397,13 @@ class Arrivals:
             if theirs != self._call.world_size:
                 raise BarrierError(
                     f"rank {rank} called {key_text(self._call.prefix)!r} with world_size={theirs}, and rank"
-                    f" {self._call.rank} with world_size={self._call.world_size}: all must give the same world_size,"
-                    " and every barrier and exchange needs a prefix of its own"
+                    f" {self._call.rank} with world_size={self._call.world_size}: all ranks must give the same"
+                    " world_size, and every barrier and exchange needs a different prefix"
                 )
         return rounds
 
     def _foreign(self, text: bytes) -> BarrierError:
         return BarrierError(
             f"key {key_text(self._arrivals)!r} holds {text[:40]!r}, which is not an arrival: another program wrote"
-            " it; give"
-            " every barrier and exchange a prefix of its own"
+            " it; use a different prefix for every barrier and exchange"
         )

@@ -1,12 +1,13 @@
-"""The functions of torch's ``elastic.utils.store``, for stores that are not of fscoord.
+"""The functions of torch's ``elastic.utils.store``, for stores of torch and other stores that are not of fscoord.
 
-Such a store is one of torch's own, or any object that has the few methods that these functions call: a stand-in of a
-test, for example. It need not have the operations on which `Arrivals` depends. So these functions make exactly torch's
-calls, in torch's order, with torch's keys. Ranks that call torch's functions can take part.
+Such a store may be any object with the few methods that these functions call, for example a test double. It may lack
+the operations that `Arrivals` needs. So these functions make exactly torch's calls, in torch's order, with torch's
+keys. Ranks that call torch's own functions can take part.
 
-The functions do not import torch. Errors of the store pass unchanged. `barrier` replaces the error of a time-out, as
-torch does, if it can name the missing ranks. The protocols `BarrierStore` and `ExchangeStore` have the methods that the
-functions call, with the types that torch's stubs give them (torch/_C/_distributed_c10d.pyi).
+The functions do not import torch. Errors of the store pass unchanged. The only exception is a time-out of `barrier`:
+if the missing ranks are known, it raises an error that names them, as torch does. The protocols `BarrierStore` and
+`ExchangeStore` declare the methods that the functions call, with the types of torch's stubs
+(torch/_C/_distributed_c10d.pyi).
 """
 
 from __future__ import annotations
@@ -26,47 +27,47 @@ from fscoord.errors import FscoordError, StoreTimeoutError, joined
 from fscoord.store import needed_store
 
 IGNORED: Final = "<val_ignored>"
-"""The value of a key that only has to exist, as in torch."""
+"""The value, as in torch, of keys whose values are never read."""
 
 CALLED: Final = ("set", "add", "wait")
-"""The methods of a store that each of the functions calls."""
+"""The methods that every store must have for these functions."""
 
 
 class BarrierStore(TimeoutStore, Protocol):
-    """A store on which `~fscoord.barrier` works: any `~fscoord.Store`, any store of torch, or a stand-in for one.
+    """A store on which `~fscoord.barrier` works: any `~fscoord.Store`, any store of torch, or a test double.
 
-    It has the methods that torch's ``barrier`` calls. Results of the type `object` are ignored. A time-out of ``wait``
-    is a `TimeoutError`, a plain `LookupError`, torch's ``DistStoreError``, or a `RuntimeError` whose text contains
-    "timeout".
+    The protocol has the methods that torch's ``barrier`` calls. Results of the type `object` are ignored. After a
+    time-out ``wait`` must raise `TimeoutError`, a plain `LookupError`, torch's ``DistStoreError``, or a `RuntimeError`
+    whose text contains "timeout".
     """
 
     def set(self, key: str, value: str, /) -> object:
         """Set the value of `key` to `value`."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add `amount` to the integer in `key`, and return the sum; a missing key counts as 0."""
+        """Add `amount` to the integer in `key`, and return the sum. A missing key counts as 0."""
 
     @overload
     def wait(self, keys: list[str], /) -> object: ...
     @overload
     def wait(self, keys: list[str], timeout: timedelta, /) -> object: ...
     def wait(self, keys: list[str], timeout: timedelta = ..., /) -> object:
-        """Wait until all of `keys` have values, by default for the timeout of the store."""
+        """Wait until all `keys` have values. Without `timeout`, the store's timeout applies."""
 
 
 class ExchangeStore(BarrierStore, Protocol):
     """A store on which `~fscoord.synchronize`, `~fscoord.get_all` and `~fscoord.barrier` work.
 
-    Any `~fscoord.Store` and any store of torch is one. `~fscoord.synchronize` calls ``set`` with the data as the caller
-    gave it, which may be ``bytes``, although torch's stubs say ``str``. The ``synchronize`` of torch does the same.
+    Any `~fscoord.Store` and any store of torch conforms. `~fscoord.synchronize` passes its data to ``set`` unchanged.
+    The data may be ``bytes``, as in torch's ``synchronize``, although torch's stubs say ``str``.
     """
 
     def multi_get(self, keys: list[str], /) -> list[bytes]:
-        """Wait until all of `keys` have values, and return the values in the order of `keys`."""
+        """Wait until all `keys` have values, and return the values in the order of `keys`."""
 
 
 def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> list[bytes]:
-    """Do what torch's ``get_all`` does. Without `timeout`, the store's timeout applies."""
+    """Make the calls of torch's ``get_all``. If `timeout` is None, the store's timeout applies."""
     needed_store(store, *CALLED)
     rank, world_size = check_rank(rank, world_size)
     name = key_text(key_bytes(prefix))
@@ -77,7 +78,7 @@ def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeo
 def synchronize(
     store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> list[bytes]:
-    """Do what torch's ``synchronize`` does."""
+    """Make the calls of torch's ``synchronize``. If `timeout` is None, it is 300 seconds, as in torch."""
     needed_store(store, *CALLED)
     rank, world_size = check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))
@@ -95,11 +96,11 @@ def barrier(
     rank_tracing_decoder: Decoder | None,
     trace_timeout: Timeout,
 ) -> None:
-    """Do what torch's ``barrier`` does.
+    """Make the calls of torch's ``barrier``.
 
     Raises:
-        StoreTimeoutError: the wait timed out, with `rank`. Rank 0 names the missing ranks. The other ranks refer to
-            rank 0, if it is there; otherwise the error of the store passes.
+        StoreTimeoutError: the wait timed out and `rank` is given. On rank 0 the error names the missing ranks. On any
+            other rank it refers to rank 0. If rank 0 does not answer, the other rank raises the store's own error.
     """
     needed_store(store, *CALLED)
     world_size = check_positive("world_size", world_size)
@@ -134,9 +135,9 @@ def barrier(
 
 
 def _limited(store: BarrierStore, timeout: Timeout | None) -> AbstractContextManager[None]:
-    """Return a context manager that gives `store` the limit `timeout`; None means torch's default of 300 seconds.
+    """Return a context manager in which `store` has the timeout `timeout`; None means torch's default of 300 seconds.
 
-    A stand-in that has no timeout keeps its own limit, unless a timeout is given.
+    If `timeout` is None, a test double without ``set_timeout`` keeps its own limit.
     """
     if timeout is None and not hasattr(store, "set_timeout"):
         return nullcontext()
@@ -146,7 +147,7 @@ def _limited(store: BarrierStore, timeout: Timeout | None) -> AbstractContextMan
 def _get_all(store: ExchangeStore, rank: int, prefix: str, world_size: int) -> list[bytes]:
     values = store.multi_get([f"{prefix}{other}" for other in range(world_size)])
     last_member = _arrive(store, world_size, f"{prefix}/finished")
-    if rank == 0:  # its process often runs the server, and so ends last
+    if rank == 0:  # the process of rank 0 often runs the server, so it must end last
         store.wait([last_member])
     return values
 
@@ -160,13 +161,13 @@ def _arrive(store: BarrierStore, world_size: int, prefix: str) -> str:
 
 
 def _find_missing(store: BarrierStore, world_size: int, prefix: str, named: Decoder, trace_s: float) -> Sequence[str]:
-    """Return the names of the ranks that do not check in within `trace_s`. Only rank 0 calls this function."""
+    """Return the names of the ranks that do not set their trace key in `trace_s` seconds. Only rank 0 calls this."""
     store.set(f"{prefix}0/TRACE", IGNORED)
     missing: list[str] = []
     for rank in range(1, world_size):
         if len(missing) >= MISSING_MAX:
             break
-        # The ranks that are alive timed out at about the same time. So after one miss, the others get no more time.
+        # All living ranks time out at about the same time. So after one missing rank, the others need no more time.
         patience = timedelta(milliseconds=1) if missing else timedelta(seconds=trace_s)
         try:
             store.wait([f"{prefix}{rank}/TRACE"], patience)
@@ -179,7 +180,7 @@ def _find_missing(store: BarrierStore, world_size: int, prefix: str, named: Deco
 
 
 def _is_rank_0_there(store: BarrierStore, prefix: str, rank: int) -> bool:
-    """Check in as `rank`, and return whether rank 0 names the missing ranks within the store's timeout."""
+    """Set the trace key of `rank`, and return whether rank 0 answers within the store's timeout."""
     store.set(f"{prefix}{rank}/TRACE", IGNORED)
     try:
         store.wait([f"{prefix}/TRACING_GATE"])
@@ -191,7 +192,7 @@ def _is_rank_0_there(store: BarrierStore, prefix: str, rank: int) -> bool:
 
 
 def _store_error_of_torch(store: BarrierStore) -> type[Exception] | None:
-    """Return torch's class for the errors of stores if `store` is one of torch's; otherwise None."""
+    """Return torch's ``DistStoreError`` if `store` is a store of torch; otherwise None."""
     if any(each.__module__.startswith("torch.") for each in type(store).__mro__):
         found: type[Exception] | None = getattr(sys.modules.get("torch.distributed"), "DistStoreError", None)
         return found

@@ -1,7 +1,7 @@
-"""The functions of `collectives` as generators, which yield a request wherever they must wait.
+"""The functions of `fscoord.collectives` as generators. They yield a request wherever they must wait.
 
-A driver carries out the requests, in a thread or in an event loop. Each generator has the arguments, the result and the
-errors of the function of the same name in `collectives`.
+The caller carries out the requests in a thread or in an event loop. Each generator has the arguments, the result and
+the errors of the function of the same name in `fscoord.collectives`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def barrier(
     start: float | None = None,
     begun: object = None,
 ) -> WaitSteps[None]:
-    """Execute `fscoord.barrier`, which began at `start`, by the monotonic clock, or begins now.
+    """Execute `fscoord.barrier`.
 
-    `span` is the span of the call, in a process that records a trace. `begun` is an arrival by `Store._meet`.
+    `start` is when the call began, by the monotonic clock; None means now. `span` is the trace span of the call, if
+    this process records a trace. `begun` is the arrival that `Store._meet` has begun, or None.
     """
     if tracing.recorder is not None and span is None:
         given = (store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
@@ -122,11 +123,11 @@ def _traced(operation: str, store: Store, prefix: Key, rank: int, world_size: in
 
 
 class _RankNeededError(ValueError, AssertionError):
-    """An argument of `barrier` needs a rank. torch raises an `AssertionError`."""
+    """An argument of `barrier` needs `rank`. The error is also an `AssertionError`, because torch raises one."""
 
 
 def check_needs_rank(rank: int | None, rank_tracing_decoder: Decoder | None, *, fail_fast: bool) -> None:
-    """Raise `ValueError`, which is also an `AssertionError`, if an argument needs a rank and `rank` is None."""
+    """Raise `ValueError` if `rank` is None, but another argument of `barrier` needs a rank."""
     if rank is None and (fail_fast or rank_tracing_decoder is not None):
         name = "fail_fast" if fail_fast else "rank_tracing_decoder"
         raise _RankNeededError(f"{name} needs rank: without ranks it is unknown which ranks have arrived")
@@ -164,7 +165,7 @@ def _broadcast(
     key = call.prefix + b"/broadcast"
     if rank == source:
         if data is None:
-            raise TypeError(f"rank {rank} is the source: its data is str or bytes-like, not None")
+            raise TypeError(f"rank {rank} is the source, so its data must be str or bytes-like, not None")
         content = value_bytes(data)
         _give(store, key, content)
         return content
@@ -211,7 +212,11 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         if count is None:  # the server of a `TCPStore` counts in the key itself
             count = store.get(prefix, default=b"none")
         came = count.decode(errors="replace")
-        mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
+        mixed = (
+            "; other callers gave a rank: all callers must give a rank, or none"
+            if store.check([prefix + b"/arrivals"])
+            else ""
+        )
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
             f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}"
@@ -237,15 +242,15 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
 
 
 def _meet(store: Store, call: Attempt, prefix: bytes) -> WaitSteps[None]:
-    """Wait until all ranks have set their data.
+    """Wait for the key ``given``, which shows that all ranks have set their data.
 
-    Each rank waits for one key, ``given``. A wait for the keys of all ranks would be woken once for each key.
+    A wait for the keys of all ranks would be woken once for each key.
     """
     all_given = prefix + b"/given"
     if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
         store.set(all_given, b"1")
     else:
-        with suppress(StoreTimeoutError):  # the read of the data that follows names the missing ranks
+        with suppress(StoreTimeoutError):  # `_read_all`, which follows, raises the error that names the missing ranks
             yield from _await_keys(call, [all_given])
 
 
@@ -261,7 +266,7 @@ def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitStep
 
 
 def _await_keys(call: Attempt, keys: list[bytes]) -> WaitSteps[None]:
-    """Wait for `keys`, which the other ranks of the exchange set. `call` is the attempt of this rank."""
+    """Wait for `keys`, which other ranks set, until the timeout of `call`."""
     awaited = Awaited(EXCHANGE, key_text(call.prefix), call.world_size)
     words = f"{awaited} on rank {call.rank}"
     slow_logger = SlowWaitLogger(__name__, lambda: f"{words} ({key_names(keys)} missing)", awaited=awaited)
@@ -272,10 +277,10 @@ def _await_keys(call: Attempt, keys: list[bytes]) -> WaitSteps[None]:
 
 
 def _give(store: Store, key: bytes, content: bytes) -> bool:
-    """Set `key` to `content`, unless the key already has that value. Return whether it was set.
+    """Set `key` to `content`. Return False if the key already has this value.
 
     Raises:
-        UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
+        UsedBeforeError: the key has another value. It is unchanged, because another rank may have read it.
     """
     found = store.get(key, default=None)
     if found is None:

@@ -1,4 +1,4 @@
-"""`store_timeout`: another timeout for the body of a ``with``."""
+"""`store_timeout` changes the timeout of a store within a ``with`` block."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from fscoord.store import Store, needed_store
 class TimeoutStore(Protocol):
     """A store whose timeout `~fscoord.store_timeout` can change: any `~fscoord.Store`, and any store of torch.
 
-    The object also has the attribute ``timeout``, a `timedelta`. The protocol does not require it, because the stubs of
-    torch leave it out.
+    The store must also have the attribute ``timeout``, a `timedelta`. The protocol does not declare it, because torch's
+    stubs do not.
     """
 
     def set_timeout(self, timeout: timedelta, /) -> object:
-        """Set the time that operations wait by default. The result is ignored."""
+        """Set how long operations wait by default. The result is ignored."""
 
 
 FOREIGN_MIN: Final = timedelta(milliseconds=1)
 FOREIGN_MAX: Final = timedelta(days=36_500)
-"""The least and the greatest timeout that is set on a store of another package."""
+"""The shortest and the longest timeout that is set on a store of another package."""
 
 
 @contextmanager
 def store_timeout(store: TimeoutStore, timeout: Timeout) -> Iterator[None]:
-    """Set the timeout of `store` for the body of the ``with``, and restore the previous timeout at the end.
+    """Set the timeout of `store` for the ``with`` block, and restore the previous timeout at the end.
 
-    The timeout belongs to the handle, and holds for all threads that use the handle. Several threads may set timeouts
-    on one handle, or on `PrefixStore` views of it, at the same time. Then the handle has the newest timeout whose body
-    is still running. After the last body has ended, the handle has the timeout that it had before the first body began.
-    The order in which the bodies end does not matter. A thread that needs a timeout of its own uses a `Store.clone`.
+    The timeout belongs to the handle, so all threads that use the handle get it. ``with`` blocks of several threads may
+    overlap on one handle, or on `PrefixStore` views of one handle. Then the handle has the timeout of the block that
+    began last among those still running. When the last block ends, the handle gets back its timeout from before the
+    first block. The blocks may end in any order. A thread that needs its own timeout uses a `Store.clone`.
 
     Args:
-        store: the handle. It may also be one of torch's stores, or another object with ``timeout`` and ``set_timeout``.
+        store: the handle. It may also be a store of torch, or another object with ``timeout`` and ``set_timeout``.
         timeout: seconds or a `timedelta`.
 
     Raises:
@@ -67,7 +67,7 @@ def store_timeout(store: TimeoutStore, timeout: Timeout) -> Iterator[None]:
 
 
 class _Token:
-    """The timeout of one ``with``, which holds until the body ends. Tokens are compared by identity."""
+    """The timeout of one ``with`` block. Tokens are compared by identity."""
 
     def __init__(self, limit: timedelta) -> None:
         self.limit = limit
@@ -75,19 +75,19 @@ class _Token:
 
 
 class _Timeouts(NamedTuple):
-    """The timeouts of one handle: the one before the first body, then those of the bodies that run."""
+    """The timeouts of one handle: the one from before the ``with`` blocks, then those of the running blocks."""
 
     base: TimeoutStore
     tokens: list[_Token]
 
 
 _timeouts: dict[int, _Timeouts] = {}
-"""The handles for which bodies run, by `id`: a store of another package may be unhashable."""
+"""The handles with running ``with`` blocks, by `id`, because a store of another package may be unhashable."""
 _timeouts_lock = [system.threading.Lock()]
 
 
 def _after_fork_in_child() -> None:
-    """Remove the timeouts that other threads of the parent set, because those threads do not exist in the child."""
+    """Remove the timeouts that other threads of the parent process set. These threads do not exist in the child."""
     _timeouts_lock[0] = system.threading.Lock()
     me = system.threading.get_ident()
     for base, stack in list(_timeouts.values()):
@@ -110,10 +110,10 @@ def _pop(base: TimeoutStore, token: _Token) -> None:
 
 
 def _base(store: TimeoutStore) -> TimeoutStore:
-    """Return the store that has the timeout of `store`.
+    """Return the store whose timeout `store` uses.
 
-    A `PrefixStore` has no timeout of its own; its underlying store has it. A store of another package has one, also if
-    it wraps a store of fscoord: a `TorchStore` passes its own timeout to each operation.
+    A `PrefixStore` uses the timeout of its underlying store. A store of another package uses its own timeout, even if
+    it wraps a store of fscoord as `TorchStore` does.
     """
     inner = getattr(store, "underlying_store", None)
     return _base(inner) if isinstance(store, Store) and isinstance(inner, Store) else store

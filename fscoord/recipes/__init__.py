@@ -1,8 +1,8 @@
-"""Recipes that need only the contract of `~fscoord.Store`: locks, elections, queues, groups and latches.
+"""Locks, elections, queues, groups and latches on any `~fscoord.Store`.
 
 Every operation may raise the errors of the store's own operations. It raises `~fscoord.FscoordError` if another program
-has written a key of the recipe. An operation that changes a value which other processes change raises
-`~fscoord.StoreTimeoutError` if they were quicker at each try within the store's timeout.
+has written a key of the recipe. Some operations change a value by compare-and-set. They raise
+`~fscoord.StoreTimeoutError` if other processes changed the value before each try within the store's timeout.
 """
 
 from fscoord.recipes._hold import Contender

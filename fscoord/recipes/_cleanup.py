@@ -1,18 +1,16 @@
-"""The decorators of a recipe's methods: `in_steps`, for a method that waits, and `undone_by`, for one that cleans up.
+"""Decorators for the methods of recipes: `in_steps` for a method that waits, `undone_by` for a method that cleans up.
 
-`as_one_wait` makes one wait of several requests.
+Each method is written once, and `fscoord.aio` makes a coroutine of it. A method that waits is a generator of waits. The
+decorated method runs the generator in the calling thread.
 
-A method is written once, and `fscoord.aio` makes a coroutine of it. The decorated method does its work in this thread.
+A signal handler may raise an exception in the main thread at nearly any point. A second signal may interrupt the
+cleanup after the first, for example if a terminal and a launcher both send SIGINT. A method that `undone_by` decorates
+cleans up even then.
 
-A signal handler may raise in the main thread at nearly any point. It may also raise in a block that cleans up after an
-earlier signal, for example if a terminal and a launcher both send SIGINT. `undone_by` makes a method that leaves
-nothing behind.
-
-CPython runs signal handlers when it enters a Python function, when it jumps backwards, and after a C function has
-returned, and at no other point. So the public method is the wrapper itself, and makes no call between its ``def`` and
-its ``try``: an exception of a handler there would not be caught. `go_on_in_thread` is a C function, and it is the
-first call of its block, so it is called even if signals are pending. Signal handlers never run in the thread that it
-starts.
+CPython runs signal handlers at three points only: on entry to a Python function, at a backward jump, and after a C
+function has returned. So the wrapper makes no call between its ``def`` and its ``try``: an exception raised there would
+not be caught. `go_on_in_thread` is a C function and the first call of its block, so it is called even if signals are
+pending. Signal handlers never run in the thread that it starts.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from fscoord.store import run_blocking
 END: Final = "end"
 
 WAIT_MAX_S: Final = 1.0
-"""How long to wait for the thread. Its work takes microseconds, unless another process blocks the store."""
+"""How many seconds to wait for the thread of an undo. It needs microseconds unless another process blocks the store."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,14 +49,11 @@ def _run(over: list[object], undo: Callable[..., object], *arguments: Any) -> No
 
 
 go_on_in_thread: Final = partial(system.start_bare_thread, _run)
-"""Call `undo` in a thread: ``go_on_in_thread((over, undo, *arguments))``, where `over` is an empty list."""
+"""Call ``undo(*arguments)`` in a new thread: ``go_on_in_thread((over, undo, *arguments))``. `over` is an empty list."""
 
 
 def await_end(over: list[object]) -> None:
-    """Wait up to `WAIT_MAX_S` for the end of the thread that was given `over`.
-
-    So the undo is normally complete before the caller raises.
-    """
+    """Wait up to `WAIT_MAX_S` until the thread that `go_on_in_thread` started with the list `over` has ended."""
     wakeup = system.AutoResetEvent()
     over.append(wakeup)  # before the test: the thread appends END first, and then sets what it finds
     if END not in over:
@@ -66,14 +61,19 @@ def await_end(over: list[object]) -> None:
 
 
 class Undoable:
-    """The base class of a class with methods that are `undone_by` a function."""
+    """The base class of classes whose methods `undone_by` decorates."""
 
-    # Its ``__dict__`` is another object in each thread, and to get it is not a call, unlike `threading.get_ident`.
+    # The ``__dict__`` of a `threading.local` identifies the thread. Reading it is not a call, unlike
+    # `threading.get_ident`.
     _here: Any = system.threading.local()
 
 
 class Decorator(Protocol):
-    """The decorator that `undone_by` returns: it hides two arguments, and the generator if there is one."""
+    """The type of the decorator that `undone_by` returns.
+
+    The decorated method lacks the two arguments after `self`. If the method returns steps, the decorated method returns
+    their result.
+    """
 
     @overload
     def __call__(self, do: Do[U, P, bool | WaitSteps[bool]], /) -> Callable[Concatenate[U, P], bool]: ...
@@ -86,13 +86,12 @@ class Decorator(Protocol):
 
 
 def undone_by(undo: Undo, *passes: type[BaseException]) -> Decorator:
-    """Decorate a method: if it raises an exception that is not in `passes`, ``undo(self, record, here)`` is called.
+    """Decorate a method: if it raises an exception that is not in `passes`, call ``undo(self, record, here)``.
 
-    The method gets two more arguments, which are not in the signature of the result. `record` is a new list, to which
-    the method adds each step that it is about to take. `here` is an object that identifies the thread or the task. If
-    the method returns a generator of `WaitSteps`, these are carried out, and their result is returned. `undo` gets the
-    same two arguments, perhaps in another thread. It may be begun twice, so it must do no harm if there is nothing left
-    to undo.
+    The method itself gets `record` and `here` as its first arguments after `self`; its callers do not pass them.
+    `record` is a new list, to which the method appends each step before it takes the step. `here` identifies the
+    calling thread or task. If the method returns a generator of `WaitSteps`, the decorated method runs it and returns
+    its result. `undo` may run in another thread. It may also run twice, so it must be idempotent.
     """
 
     def decorate(do: Any) -> Any:
@@ -121,7 +120,7 @@ def undone_by(undo: Undo, *passes: type[BaseException]) -> Decorator:
 
 
 def in_steps(do: Callable[Concatenate[U, P], WaitSteps[T]]) -> Callable[Concatenate[U, P], T]:
-    """Decorate a method that returns a generator of `WaitSteps`. The result carries them out in its caller's thread."""
+    """Decorate a method that returns a generator of `WaitSteps`: run the generator in the calling thread."""
 
     def method(self: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
         return run_blocking(self._store, do(self, *arguments, **named))
@@ -133,12 +132,12 @@ def in_steps(do: Callable[Concatenate[U, P], WaitSteps[T]]) -> Callable[Concaten
 def as_one_wait(
     awaited: Awaited, describe: Callable[[], str], steps: Callable[[SlowWaitLogger], WaitSteps[T]]
 ) -> WaitSteps[T]:
-    """Carry out `steps` as one wait, which is logged, and shown to other processes as `awaited`.
+    """Run several requests to wait as one wait, which is logged once and shown to other processes as `awaited`.
 
     Args:
         awaited: the purpose of the wait.
-        describe: returns the text that a warning has for the object of the wait.
-        steps: makes the steps, whose requests have the given logger.
+        describe: returns what is awaited, as text for the warning about a slow wait.
+        steps: makes the steps from a logger, which all their requests must use.
     """
     slow_logger = SlowWaitLogger(__name__, describe, awaited=awaited)
     try:
@@ -148,13 +147,13 @@ def as_one_wait(
 
 
 PARTS: Final[dict[Any, tuple[Callable[..., Any], Undo | None, tuple[type[BaseException], ...]]]] = {}
-"""The parts of each decorated method: the given method, its `undo` and its `passes`. `fscoord.aio` uses them."""
+"""Maps each decorated method to the undecorated method, its `undo` and its `passes`. `fscoord.aio` needs these."""
 
 
 def _named_as(do: Any, method: T, hidden: int) -> T:
-    """Give `method` the name, the documentation and the signature of `do`, and return it.
+    """Give `method` the name, the documentation and the signature of `do`, and return `method`.
 
-    The signature lacks the first `hidden` arguments after `self`, and has the result of the steps.
+    The signature omits the first `hidden` arguments after `self`. Its return type is the result of the steps.
     """
     code, given = do.__code__, do.__code__.co_varnames[1 : 1 + hidden]
     names = (*[name for name in code.co_varnames if name not in given], *given)

@@ -1,4 +1,7 @@
-"""`State`, the value of a line; `Entry`, one contender in it; and their text in the store. This module does no I/O."""
+"""Parses and formats the value of a line: its `State`, which has an `Entry` for each contender. Does no I/O.
+
+A line is the wait queue of a lock, a semaphore or an election; see `fscoord.recipes._line`.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from fscoord._arguments import MalformedText, parse_uint63, utf8, words_in
 NO_LEASE = "-"
 
 IN_STEP: Final = "-"
-"""The author of a `WakeUp` whose key was set in the step that wrote the record; see `fscoord.store.exchange`."""
+"""`WakeUp.by` if one transaction set the wake key and wrote the record; see `fscoord.store.exchange`."""
 
 _SECONDS: Final = re.compile(r"[0-9]{1,300}(\.[0-9]{1,300})?(e[-+]?[0-9]{1,5})?")
-"""The texts of a float that is not negative, as `repr` writes them and `float` reads them."""
+"""Matches the `repr` of a float that is not negative."""
 
 ID_MAX: Final = 30
 """The greatest length of an entry's id: 56 random bits and a counter, both hexadecimal."""
@@ -25,7 +28,7 @@ class Entry(NamedTuple):
 
     Attributes:
         id: a random name.
-        mode: the kind of acquisition, as one word that the line's policy interprets.
+        mode: the kind of acquisition: ``r`` for a reader, ``x`` for an exclusive holder, or a semaphore's value.
         token: the fencing token with which the entry was served; 0 while it waits.
         session: the session number of the contender's handle; 0 on a store without sessions.
         owner: the contender's process, ``host:pid``, for messages.
@@ -46,20 +49,20 @@ class Entry(NamedTuple):
 
 
 def with_new_sign(entry: Entry) -> Entry:
-    """Return `entry`, which has a lease, with the lease renewed once more."""
+    """Return a copy of `entry` with its lease renewed once more. `entry` must have a lease."""
     seconds, _, count = entry.lease.partition(":")
     return entry._replace(lease=f"{seconds}:{int(count) + 1}")
 
 
 class WakeUp(NamedTuple):
-    """The record that a process is about to set the wake key of an entry, or has set it.
+    """Records that a process is about to set the wake key of an entry, or has set it.
 
-    The line contains it until the key is deleted and can't be set again.
+    The line keeps the record until the key is deleted and can't be set again.
 
     Attributes:
         id: the entry's id.
-        session: the session number of the process that sets the key; 0 on a store without sessions.
-        by: a random name of the `Line` object that sets the key, or `IN_STEP`; then `session` is 0.
+        session: the session number of the process that sets the key; 0 on a store without sessions, and with `IN_STEP`.
+        by: a random name of the `Line` object that sets the key, or `IN_STEP`.
     """
 
     id: str
@@ -68,10 +71,10 @@ class WakeUp(NamedTuple):
 
 
 class State(NamedTuple):
-    """A line.
+    """The parsed value of a line.
 
     Attributes:
-        last: the last token that was assigned.
+        last: the last fencing token that was assigned.
         wake_ups: the wake-ups whose keys may exist in the store, or may still be set.
         entries: the entries in the order of their arrival.
     """
@@ -82,7 +85,7 @@ class State(NamedTuple):
 
 
 def parse_line(text: bytes) -> State:
-    """Return the line in `text`. An empty text is a line that had no entry yet.
+    """Parse the value of a line. An empty `text` is a line that has never had an entry.
 
     Raises:
         MalformedText: `text` is not a line.
@@ -121,6 +124,9 @@ def _parse_wake_up(word: str) -> WakeUp:
 
 
 def format_line(state: State, stamp: str) -> bytes:
-    """Return the text of `state`: one row with the last token, `stamp` and the wake-ups, then a row for each entry."""
+    """Return `state` as text: a row with the last token, `stamp` and the wake-ups, then a row for each entry.
+
+    The stamp differs in each write, so that a writer recognises its own write.
+    """
     head = " ".join([str(state.last), stamp, *("{}:{}:{}".format(*each) for each in state.wake_ups)])
     return "\n".join([head, *("{} {} {} {} {} {}".format(*entry) for entry in state.entries)]).encode()

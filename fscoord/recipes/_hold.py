@@ -1,4 +1,4 @@
-"""`Exclusive`: the common part of the recipes that are acquired and released, while other contenders wait in line."""
+"""`Exclusive`: the base class of locks, semaphores and elections, whose contenders wait in line to acquire them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from fscoord.recipes._line import Line, Policy, callers, one
 from fscoord.store import Store, begin_span, needed_store
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
-"""One hold: the `system.process_epoch` of the process that acquired it, its entry, and its lease's renewer, if any."""
+"""One hold: the `system.process_epoch` at its acquisition, its entry in line, and the renewer of its lease or None."""
 _POP: Final = list[HeldEntry].pop
 RUNS_LATER: Final = 0x20 | 0x80 | 0x200
-"""The flags of a code object whose call only makes a generator, a coroutine or both (CO_GENERATOR and so on)."""
+"""The code flags of generator functions, coroutine functions and asynchronous generator functions."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound="Exclusive")
 
 acquiring: Final = undone_by(lambda hold, got, _: hold._undo(got))
-"""Decorates a method that calls `Exclusive._acquire`. If it raises, nothing is acquired."""
+"""Decorates a method that calls `Exclusive._acquire`. If the method raises, nothing is acquired."""
 releasing: Final = undone_by(lambda hold, gone, here: hold._finish(gone, here), FscoordError)
-"""Decorates a method that calls `Exclusive._release_one`. If it is interrupted, the release is completed."""
+"""Decorates a method that calls `Exclusive._release_one`. If a signal interrupts the method, it still releases."""
 
 
 class Contender(NamedTuple):
@@ -51,9 +51,9 @@ class Contender(NamedTuple):
 
 
 class Exclusive(Undoable, ContextDecorator):
-    """A resource that `_policy` grants to the first contenders in line; the others wait in the order of arrival.
+    """A resource for which contenders wait in line. `_policy` decides how many at the head of the line hold it.
 
-    Threads may share an object. In a forked child the object holds nothing. It is also a context manager, and a
+    Threads may share an object. In a forked child the object holds nothing. An object is also a context manager, and a
     decorator of functions.
     """
 
@@ -76,35 +76,35 @@ class Exclusive(Undoable, ContextDecorator):
         self._line = Line(store, name, self._policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
-        # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.
+        # Made here, and not at the import, because gevent and eventlet may replace `threading.local` after the import.
         self._here = system.threading.local()
-        self._spans: dict[str, tracing.Span] = {}  # in a process that records a trace: of each request, by its entry
+        self._spans: dict[str, tracing.Span] = {}  # by the entry's id; empty unless this process records a trace
 
     def __repr__(self) -> str:
         return shown(self, self._store, key_bytes(self.name), self._state())
 
     def _state(self) -> str:
-        """Return whether this object, in this process, holds the resource, and with which tokens."""
+        """Return "held" with the tokens of this process, or "not held", for `repr`."""
         tokens = [str(entry.token) for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
         return f"held with token{'s' if len(tokens) > 1 else ''} {', '.join(tokens)}" if tokens else "not held"
 
     @property
     def name(self) -> str:
-        """The name in the store."""
+        """The name of this resource in the store."""
         return self._line.name
 
     def holders(self) -> list[Contender]:
-        """Return the holders that are not known dead, in the order of their tokens."""
+        """Return the holders, without those that are known dead, in the order of their tokens."""
         return [contender_of(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Contender]:
-        """Return the contenders that wait and are not known dead, in the order of their requests."""
+        """Return the contenders that wait, without those that are known dead, in the order of their requests."""
         return [contender_of(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
-        """Acquire for the thread or task `here`. Return steps, which do the rest, unless the line is empty.
+        """Acquire for the thread or task `here`. If the line is empty, return True; otherwise return steps that wait.
 
-        `got` receives the entry's id first, so that `_undo` finds it.
+        The entry's id is appended to `got` first, so that `_undo` can remove the entry.
         """
         limit = self._limit(blocking, timeout)
         line = self._line
@@ -121,7 +121,7 @@ class Exclusive(Undoable, ContextDecorator):
         return self._keep(served, name, here)
 
     def _stand_in_line(self, name: str, here: object, blocking: bool, limit: float) -> WaitSteps[bool]:
-        """Enter the line as `name`, and wait until the entry is served, or until `limit` is over."""
+        """Enter the line as `name`, and wait for up to `limit` seconds. Return whether the resource was acquired."""
         end = system.time.monotonic() + limit
         entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
         if entry is not None and not entry.token:
@@ -131,13 +131,10 @@ class Exclusive(Undoable, ContextDecorator):
         return self._keep(entry, name, here)
 
     def _check_wait(self, entry: Entry) -> None:
-        """Raise an error if the wait of `entry` can't end. The entry then leaves the line."""
+        """Raise `RuntimeError` if the wait of `entry` would be a deadlock. `_undo` then removes the entry."""
 
     def _keep(self, served: Entry | None, name: str, here: object) -> bool:
-        """Record the hold of the entry `served` and return True, or return False if `served` is None.
-
-        `name` is the id of the entry.
-        """
+        """Record that the entry `served`, with the id `name`, holds the resource. Return False if `served` is None."""
         if self._spans:
             self._note_turn(served, name)
         if served is None:
@@ -151,15 +148,15 @@ class Exclusive(Undoable, ContextDecorator):
         return True
 
     def _begin(self, served: Entry, here: object) -> None:
-        """Do the recipe's own part of an acquisition. If it raises, the acquisition is undone."""
+        """Do the subclass's part of an acquisition. If this method raises, the acquisition is undone."""
 
     def _end(self, served: Entry) -> None:
-        """Do the recipe's own part of a release, before the entry leaves the line. It may be called twice."""
+        """Do the subclass's part of a release, before the entry leaves the line. May be called twice per release."""
 
     def _undo(self, got: list[str]) -> None:
-        """Undo an acquisition that raised an error at an unknown point, after it had put its ids into `got`.
+        """Undo an acquisition that raised an error at an unknown point. `got` has the ids of its entries.
 
-        It may be called twice, and the first call may be interrupted.
+        This method may be called twice, and the first call may be interrupted.
         """
         for name in got:
             for held in [held for held in list(self._held) if held[1].id == name]:
@@ -175,7 +172,7 @@ class Exclusive(Undoable, ContextDecorator):
                 self._end_span(name, "failed")
 
     def _note_turn(self, served: Entry | None, name: str) -> None:
-        """Record in the span of the request `name` that the request was served. If it was not served, end the span."""
+        """Add how long the entry `name` waited to its trace span. If `served` is None, end the span."""
         if served is None:
             self._end_span(name, "not acquired")
             return
@@ -193,25 +190,27 @@ class Exclusive(Undoable, ContextDecorator):
             held[2].end()
 
     def _limit(self, blocking: bool, timeout: Timeout | None) -> float:
-        """Return how many seconds an acquisition with these arguments of `threading` waits."""
+        """Return how many seconds `acquire` waits. The arguments are those of `threading.Lock.acquire`."""
         if timeout == -1:
             return math.inf
         if not blocking and timeout is not None:
-            raise ValueError("a call that does not block takes no timeout")
+            raise ValueError("can't specify a timeout for a non-blocking call; omit one of the two arguments")
         return self._patience() if timeout is None else to_seconds(timeout)
 
     def _patience(self) -> float:
-        """Return how many seconds a ``with`` waits."""
+        """Return how many seconds a ``with`` statement waits to acquire."""
         return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
     def _entering(self: H, found: bool | WaitSteps[bool], limit: float) -> WaitSteps[H]:
-        """Carry out `found`, which `_acquire` returned. Raise `StoreTimeoutError` if it does not acquire in `limit`."""
+        """Run `found`, the result of `_acquire`. Raise `StoreTimeoutError` if it acquires nothing within `limit`."""
         if not (found if isinstance(found, bool) else (yield from found)):
             raise self._line.timed_out(self._what, limit)
         return self
 
     def _release(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
-        """Release the latest hold, and put it into `gone` first. `here` identifies the calling thread or task.
+        """Release the latest hold of this object. `here` identifies the calling thread or task.
+
+        The hold is moved to `gone` first, so that `_finish` can complete an interrupted release.
 
         Returns:
             False if this object holds nothing.
@@ -221,7 +220,7 @@ class Exclusive(Undoable, ContextDecorator):
         """
         self._current()
         try:
-            # In one step: threads may share the object, and between two steps a Ctrl-C may come.
+            # One C call, because other threads may share the object, and a Ctrl-C may come between two calls.
             gone.extend(map(_POP, (self._held,)))
         except IndexError as error:
             raise_unless_absent(error)
@@ -239,13 +238,13 @@ class Exclusive(Undoable, ContextDecorator):
         return True
 
     def _release_one(self, gone: list[HeldEntry | str], here: object) -> None:
-        """Do as `_release`, but raise the error of a release too many if this object holds nothing."""
+        """Call `_release`, and raise `RuntimeError` if this object holds nothing."""
         if not self._release(gone, here):
             gone.append("")  # nothing is left for `_finish`
             raise self._not_held()
 
     def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
-        """Complete an interrupted `_release`, which had `gone` as its argument. It may be called twice."""
+        """Complete a `_release` that was interrupted. `gone` is its argument. This method may be called twice."""
         if not gone:
             with suppress(FscoordError):
                 self._release(gone, here)
@@ -258,13 +257,12 @@ class Exclusive(Undoable, ContextDecorator):
                     self._end_span(held[1].id, "released")
 
     def _not_held(self) -> Exception:
-        """Return the error of a release too many."""
         return RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this {self._whose}")
 
     def _current(self) -> Entry | None:
         """Return the entry of this process's latest hold, or None."""
         if self._held and self._held[-1][0] != system.process_epoch():
-            self._held.clear()  # this is a forked child: the parent has them
+            self._held.clear()  # this is a forked child, and its parent has the holds
         return self._held[-1][1] if self._held else None
 
     @acquiring
@@ -351,5 +349,5 @@ class Exclusive(Undoable, ContextDecorator):
 
 
 def contender_of(entry: Entry) -> Contender:
-    """Return what tools show of `entry`."""
+    """Return the public description of `entry`."""
     return Contender(entry.owner, entry.session, entry.token)

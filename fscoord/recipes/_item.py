@@ -1,4 +1,4 @@
-"""`Items`, the keys of a queue; `Claim`, by which a consumer takes an item; and `Item`, which a consumer gets."""
+"""`Items` reads and writes the keys of a queue. A consumer takes an item with a `Claim`, and gets an `Item`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fscoord.store import Store
 
 
 class Claim(NamedTuple):
-    """The value that a consumer writes beside an item to take the item, and to release it.
+    """The value of an item's claim key. A consumer writes a claim to take an item or to release it.
 
     Attributes:
-        text: the value: deliveries, session, owner and a random word, so that no two claims are equal. A released item
-            has a claim of the deliveries alone.
+        text: the value in the store: deliveries, session, owner and a random word, which makes each claim unique. The
+            claim of a released item has only the deliveries.
         deliveries: how often the item has been handed out.
-        session: the session number of the consumer's handle; 0 on a store without sessions, or of a released item.
+        session: the session number of the consumer's handle; 0 without sessions, or if the item was released.
         owner: the consumer's process, ``host:pid``; empty if the item was released.
     """
 
@@ -32,18 +32,18 @@ class Claim(NamedTuple):
 
 
 NEVER_TAKEN = Claim(b"", 0, 0, "")
-"""Stands for the claim on an item that has none."""
+"""The claim used for an item that no consumer has taken yet."""
 
 
 def new_claim(session: int, deliveries: int) -> Claim:
-    """Return a new claim of this process."""
+    """Return a unique claim of this process. `deliveries` is how often the item has been handed out, with this one."""
     owner = system.process_name()
     text = f"{deliveries} {session} {owner} {system.random_bytes(8).hex()}"
     return Claim(text.encode(), deliveries, session, owner)
 
 
 def parse_claim(key: bytes, text: bytes) -> Claim:
-    """Return the claim that `key` holds as `text`.
+    """Parse `text`, the value of the claim key `key`.
 
     Raises:
         FscoordError: `text` is not a claim.
@@ -62,7 +62,7 @@ Taken = tuple[bytes, Claim]
 
 
 class Items:
-    """The items of the queue `name`, by their *order keys*: texts that sort in the order in which items are taken.
+    """The keys of the queue `name`. An item is identified by its *order key*; items are taken in sorted order.
 
     Attributes:
         name: the queue's name.
@@ -79,13 +79,13 @@ class Items:
         self.wakeup: bytes = name + b"/bell"
 
     def order_keys(self) -> tuple[set[bytes], list[bytes]]:
-        """Return the order keys of all items, and the order keys of the claimed items in their order."""
+        """Return the order keys of all items, and the sorted order keys of all claims."""
         keys = [key_bytes(key)[len(self.name) :] for key in self._store.list_keys(self.name + b"/")]
         items = {key[len(b"/item/") :] for key in keys if key.startswith(b"/item/")}
         return items, [key[len(b"/claim/") :] for key in keys if key.startswith(b"/claim/")]
 
     def claims(self, order_keys: Iterable[bytes]) -> dict[bytes, Claim]:
-        """Return the claims on the items with these order keys."""
+        """Return {order key: claim} for those of the given items that have a claim."""
         claims = {}
         for order_key in order_keys:
             text = self._store.get(self.claim_key(order_key), default=None)
@@ -94,7 +94,7 @@ class Items:
         return claims
 
     def is_held(self, taken: Taken) -> bool:
-        """Return whether the claim in the store is still the claim in `taken`."""
+        """Return whether the store still has the claim of `taken`."""
         return self._store.get(self.claim_key(taken[0]), default=None) == taken[1].text
 
     def remove(self, taken: Taken) -> None:
@@ -104,37 +104,37 @@ class Items:
         self._store.delete_key(self.claim_key(order_key))
 
     def release(self, taken: Taken) -> None:
-        """Let another consumer take an item that this process has taken, and keep the number of its deliveries."""
+        """Return a taken item to the queue. Its number of deliveries is kept."""
         order_key, claim = taken
         self._store.compare_set(self.claim_key(order_key), claim.text, str(claim.deliveries))
         add_checked(self._store, self.returns)
         self._store.set(self.wakeup, b"1")
 
     def put_back(self, taken: Iterable[Taken]) -> None:
-        """Release the items in `taken` that this process still has, while another error is propagating."""
+        """Release the items in `taken` that this process still has. Suppress errors of the store."""
         for each in taken:
             with suppress(FscoordError):
                 if self.is_held(each):
                     self.release(each)
 
     def item_key(self, order_key: bytes) -> bytes:
-        """Return the key of an item."""
+        """Return the key that holds the data of the item `order_key`."""
         return self.name + b"/item/" + order_key
 
     def claim_key(self, order_key: bytes) -> bytes:
-        """Return the key of the claim on an item."""
+        """Return the key that holds the claim on the item `order_key`."""
         return self.name + b"/claim/" + order_key
 
 
 class Item(Undoable):
-    """An item that was taken from a queue, until it is acknowledged or released.
+    """An item that this process has taken from a queue. Call `ack` when it is processed, or `release` to return it.
 
-    As a context manager it is acknowledged at the end of the ``with`` block, and released if the block raises. If
-    neither happens, the item returns to the queue when this process dies or closes its store, on a store with sessions.
+    As a context manager, an item is acknowledged at the end of the ``with`` block, and released if the block raises. On
+    a store with sessions, an unfinished item returns to the queue when this process dies or closes its store.
 
     Attributes:
         data: the value that was put.
-        deliveries: how often the item has been handed out, now included. A number above 1 means that an earlier
+        deliveries: how often the item has been handed out, including this time. A number above 1 means that an earlier
             consumer died or released the item.
     """
 
@@ -160,11 +160,11 @@ class Item(Undoable):
         self._end(self._items.remove)
 
     def release(self) -> None:
-        """Let another consumer take the item, in its old place in the order. The errors are those of `ack`."""
+        """Return the item to the queue, at its old position. Raises the same errors as `ack`."""
         self._end(self._items.release)
 
     def check(self) -> None:
-        """Raise an error if this process no longer has the item; see `ack`."""
+        """Raise the errors of `ack` if this process no longer has the item."""
         if self._is_over:
             self._refuse()
         if not self._items.is_held(self._taken):
@@ -181,7 +181,7 @@ class Item(Undoable):
         step(self._taken)
 
     def _put_back(self) -> None:
-        """Release the item if this process still has it, while another error is propagating."""
+        """Release the item if this process still has it. Suppress errors of the store."""
         self._is_over = True
         self._items.put_back([self._taken])
 
@@ -191,8 +191,8 @@ class Item(Undoable):
 
     def _loss(self) -> LockLostError:
         return LockLostError(
-            f"an item of the queue {key_text(self._items.name)!r} is no longer held by {self._taken[1].owner}: it was"
-            " taken for dead, and its item handed out again"
+            f"an item of the queue {key_text(self._items.name)!r} is no longer held by {self._taken[1].owner}: another"
+            " process took the holder for dead, and the item was handed out again"
         )
 
     def __enter__(self) -> Item:

@@ -1,4 +1,4 @@
-"""The keys of recipes: retries of compare-and-sets, counts, errors for foreign values, and reprs."""
+"""Functions for the keys of recipes: retries of compare-and-sets, counters, and errors for values of other programs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from fscoord.store import Store
 
 
 class RefusedError(StoreTimeoutError):
-    """Every try of a compare-and-set was refused until the operation's time was over, so nothing was written."""
+    """No try of a compare-and-set succeeded within the time limit of the operation. Nothing was written."""
 
 
 class Refusals:
-    """The compare-and-sets of one operation that were refused, because another process had changed `key`.
+    """Counts the failed compare-and-sets of one operation on `key`, and limits how long the operation retries.
 
-    The operation may retry for the store's timeout, or until `end` on the monotonic clock if that comes first.
+    The limit is the store's timeout, or the time `end` of the monotonic clock if that is earlier.
     """
 
     def __init__(self, store: Store, key: bytes, end: float = math.inf) -> None:
         self._store = store
         self._key = key
         self._end = end
-        self._backoff: Backoff | None = None  # most operations are not refused, and need none
+        self._backoff: Backoff | None = None  # most operations succeed at the first try
 
     def add(self) -> None:
-        """Count a refusal, and pause before the next try.
+        """Count a failed compare-and-set, and pause before the next try.
 
         Raises:
-            RefusedError: the time is over.
+            RefusedError: the time limit has passed.
         """
         if self._backoff is None:
             left = max(0.0, self._end - system.time.monotonic())
@@ -48,12 +48,12 @@ class Refusals:
 
 
 def shown(recipe: object, store: Store, name: bytes, state: str = "") -> str:
-    """Return the repr of `recipe`, which has the key or the keys `name` of `store`. It makes no request."""
+    """Return the `repr` of `recipe`, which uses the name `name` in `store`. Makes no request to the store."""
     return f"<{type(recipe).__name__} {key_text(name)!r} of {store!r}{state and ', '}{state}>"
 
 
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
-    """Return the error for a `key` that holds `text`, where recipes write only a `what`."""
+    """Return the error for `key` with the value `text`, which is not a valid `what`, for example "count"."""
     return FscoordError(
         f"key {key_text(key)!r} holds {text[:40]!r}, which is not a valid {what}: another program wrote it; delete the"
         " key, or use another name"
@@ -61,7 +61,7 @@ def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
 
 
 def parse_count(key: bytes, text: bytes) -> int:
-    """Return the count that `key` holds as `text`.
+    """Parse `text`, the value of the counter `key`.
 
     Raises:
         FscoordError: `text` is not a count.
@@ -76,7 +76,7 @@ def add_checked(store: Store, key: bytes, amount: int = 1) -> int:
     """Add `amount` to the counter `key` and return the sum.
 
     Raises:
-        FscoordError: the key holds a value that is not a counter of a recipe.
+        FscoordError: the value of `key` is not a counter, or the sum is out of its range.
     """
     try:
         return store.add(key, amount)

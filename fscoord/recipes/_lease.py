@@ -1,4 +1,4 @@
-"""Leases of recipes: a holder with a ``ttl`` renews its entry, and a waiter removes an entry that does not change."""
+"""Leases: a holder with a ``ttl`` renews its entry in line, and a waiter removes an entry that was not renewed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fscoord.errors import FscoordError, StoreClosedError, StoreGoneError
 from fscoord.recipes._entry import Entry
 
 RENEWALS_PER_TTL: Final = 4
-"""How often a holder renews its entry in the time after which the entry expires."""
+"""How often a holder renews its entry within one ``ttl``."""
 
 CHECKS_PER_TTL: Final = 8
-"""How often a waiter reads the entry in that time."""
+"""How often a waiter reads a holder's entry within one ``ttl``."""
 
 
 class LeaseRenewer:
-    """A thread that renews `entry` until `end` is called, or another process has removed the entry from the line.
+    """Renews the lease of `entry` in a thread, until `end` is called or another process has removed the entry.
 
     Args:
-        line: the name of the line.
-        renew: changes the lease of the entry with an id; returns whether the entry is still served.
-        entry: the entry.
+        line: the name of the line, for log messages.
+        renew: renews the lease of the entry with the given id, and returns whether the entry still holds.
+        entry: the entry of the holder.
     """
 
     def __init__(self, line: str, renew: Callable[[str], bool], entry: Entry) -> None:
@@ -35,11 +35,11 @@ class LeaseRenewer:
         self._wakeup = system.AutoResetEvent()
 
     def start(self) -> None:
-        """Start the thread, which renews the entry first after a quarter of its lease."""
+        """Start the thread. It renews the lease for the first time after a quarter of the lease has passed."""
         system.start_thread(f"fscoord {self._line}", self._run)
 
     def end(self) -> None:
-        """Stop renewing."""
+        """Tell the thread to stop. Does not wait for the thread."""
         self._is_over = True
         self._wakeup.set()
 
@@ -62,21 +62,21 @@ class LeaseRenewer:
 
 
 class LeaseMonitor:
-    """The ages of other contenders' leases, as one waiter has observed them by its own monotonic clock.
+    """Measures the ages of other contenders' leases: how long they have not changed, by this waiter's monotonic clock.
 
-    Between two checks at most a quarter of the lease counts. If the waiter did not run for longer than that, its whole
-    host may have been stopped, and the holders may not have run either.
+    Each check adds at most a quarter of the lease to the age. If more time passed since the last check, this host may
+    have been suspended. Then the holders could not renew their leases either.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, float, float]] = {}  # by id: the lease, its age, when it was last checked
 
     def expired(self, entries: Iterable[Entry], before: float) -> set[tuple[str, str]]:
-        """Return the id and the lease of each served entry whose lease has not changed for the length of the lease.
+        """Return the (id, lease) of each holder in `entries` whose lease has expired.
 
         Args:
-            entries: the entries as they were read from the store.
-            before: a time of the monotonic clock before that read.
+            entries: the entries that were just read from the store.
+            before: the time of the monotonic clock before this read.
         """
         seen, expired = {}, set()
         for entry in entries:
@@ -92,5 +92,5 @@ class LeaseMonitor:
 
 
 def check_interval(entries: Iterable[Entry], usual: float) -> float:
-    """Return the seconds after which to check `entries` again, at most `usual`."""
+    """Return how many seconds to wait before the next check of the leases in `entries`, at most `usual`."""
     return min([usual, *(entry.lease_s / CHECKS_PER_TTL for entry in entries if entry.token and entry.lease_s)])

@@ -1,32 +1,31 @@
-"""A line: the contenders of a recipe in the order of their arrival, which are served and woken one by one.
+"""A line: the fair wait queue of a lock, a semaphore or an election.
 
-The whole line is one value of the store, and every change of it is a compare-and-set. So no reader sees a half-changed
-line, and the entries are in the order of the writes to the store. A policy decides how many entries at the head of the
-line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
-meanwhile. A process that finds the line empty enters it as served by one write, and leaves it by another. The second
-write overtakes no entry, because it succeeds only on the value that has no other entry.
+A line has an entry for each contender, in the order of arrival. An entry that acquires the resource is *served*: it
+gets a fencing token. Tokens only rise, even if the line was empty meanwhile. A policy decides how many entries at the
+head of the line are served at once. The whole line is one value of the store, and every change is a compare-and-set.
+So no reader sees a half-changed line. A process that finds the line empty acquires by one write and releases by a
+second write. The second write succeeds only if no other entry has joined.
 
-The process that changes the line serves the entries whose turn has come in the same write. Then it sets a *wake key*
-for each of them, for which the process of that entry alone waits. Each waiting process also watches the session of the
-entry before its own. If that session is dead, the process removes the entry. A process may die after it has served the
-next entry and before it has woken that entry's process. Its own entry was directly before the served entry, so the
-waiting process notices the death, and then reads the line. If several entries were served at once, the others read the
-line again after `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order of arrival, and also watches only the
-predecessor. Here the queue can be one value, because a value changes by compare-and-set, which costs one write.
+Each process that changes the line also serves, in the same write, the entries whose turn has come. Then it sets the
+*wake key* of each of these entries. Only the process of the entry waits for this key. Each waiting process also watches
+the session of its predecessor in line, and removes the predecessor's entry if the session is dead. A process may die
+after it has served the next entry and before it has set the wake key. The next process then notices this death, because
+it watches the dead process, and reads the line. If several entries were served at once, the others read the line again
+within `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order, and also watches only the predecessor.
 
-No wake key outlives its use, at whatever moment a process dies. The write that serves an entry also records in the line
-that the process is about to set the key. The record stays until the key was seen and deleted, until the process that
-sets the key is dead, or until that process has recorded that it has finished. Each change of the line deletes the wake
-keys of entries that have left. A store that can `fscoord.store.exchange` changes the line and the wake keys in one
-step. On such a store the record says that the key was set in the same step, so the record and the key are removed in
-the step that removes the entry. Then a release is one transaction, and the next holder is woken once. On another store
-a release is three operations: it deletes the wake key of its own entry, changes the line, and sets the next wake key.
-Processes of both kinds may share a line, because a view that overrides operations of a store has no `_exchange`.
+No wake key stays in the store, whenever a process dies. The write that serves an entry also records in the line that
+the process is about to set the key. The record stays until the key has been deleted, or until the process that sets the
+key has finished or is dead. Each change of the line deletes the wake keys of entries that have left.
 
-The value is text. Its first row has the last token, the pending wake-ups, and a stamp. The stamp differs in every
-write, so that a writer recognises its own write. Each further row has one `~fscoord.recipes._entry.Entry`.
+A store with `fscoord.store.exchange` changes the line and the wake keys in one transaction, so a release is one
+transaction. On another store a release is three operations: delete the wake key of the own entry, change the line, and
+set the next wake key. Processes with and without `exchange` may share a line. For example, a view that overrides
+operations of its store has no `exchange`.
 
-`force_release` removes entries of other processes.
+The value is text. The first row has the last token, a stamp that differs in every write, and the pending wake-ups. Each
+further row is one `~fscoord.recipes._entry.Entry`.
+
+`force_release` removes the entry of another process.
 """
 
 from __future__ import annotations
@@ -62,36 +61,36 @@ from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store, needed_store
 
 SLOW_LOOK_S: Final = 1.0
-"""The longest pause between two looks of a waiter: the process that served it may have died before it woke it."""
+"""A waiter reads the line again after this many seconds without a wake-up: a process may have died before waking it."""
 
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""
 
 callers: Final[dict[str, weakref.ref[Any]]] = {}
-"""By the id of an entry of this process: the thread or the task that holds it or waits, until it has left the line. The
-references are weak, so that the task of a loop that was closed is collected, and leaves the line."""
+"""Maps the id of each entry of this process to its thread or task, until the entry leaves the line. References are
+weak, so that a task of a closed loop is collected and its entry leaves the line."""
 
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
 Policy = Callable[[list["Entry"]], int]
-"""Returns how many of the first of these entries are served at once. A single entry is always served."""
+"""Returns how many entries at the head of the given line are served at once. A single entry is always served."""
 
 
 def one(entries: list[Entry]) -> int:
-    """Serve the first entry: the `Policy` of a lock."""
+    """The `Policy` of a lock: serve the first entry."""
     return min(1, len(entries))
 
 
 def readers_or_writer(entries: list[Entry]) -> int:
-    """Serve the readers at the head of the line, or else the first entry: the `Policy` of a lock with two sides."""
+    """The `Policy` of a read-write lock: serve all readers at the head of the line, or the writer at its head."""
     return sum(1 for _ in takewhile(lambda entry: entry.mode == "r", entries)) or one(entries)
 
 
 class Line:
-    """The line `name` in `store`. `policy` gets the entries, and returns how many of the first are served.
+    """Reads and changes the line `name` in `store`. `policy` decides how many entries are served at once.
 
-    With a `ttl`, the leases of entries that are served here must be renewed. Other contenders remove an entry whose
-    lease was not renewed for `ttl` seconds.
+    With a `ttl` in seconds, the entries of this object have leases. A holder must renew its lease, because other
+    contenders remove an entry whose lease was not renewed for `ttl` seconds.
     """
 
     def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0) -> None:
@@ -103,12 +102,12 @@ class Line:
         self._policy = policy
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
         self._signs = LeaseMonitor()
-        self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
-        self._alone = ("", b"", b"")  # our entry that was alone in line, that line, and the line without it
+        self._text: bytes | None = None  # the line as last read: the value that the next change expects
+        self._alone = ("", b"", b"")  # the id of our entry that was alone in line, that line, the line without it
         self._free = (b"", 0)  # a line without entries, and its last token
-        self._cleared: set[str] = set()  # entries whose wake keys were deleted here: each is set only once
+        self._cleared: set[str] = set()  # ids of entries whose wake keys were deleted here; no key is set again
         self._me: tuple[int, str, str, Iterator[int]] = (0, "", "", count())
-        self._tail = (-1, "")  # a session, and the text after the token in its entries
+        self._tail = (-1, "")  # a session, and the text that follows the token in each entry of this session
         self._wake_key("0" * ID_MAX)  # raises an error for a name that is too long
 
     def entries(self) -> list[Entry]:
@@ -116,7 +115,7 @@ class Line:
         return self._parse(self._read()).entries
 
     def living(self) -> list[Entry]:
-        """Return the entries whose sessions are not known dead. A dead entry stays until a contender removes it."""
+        """Return the entries whose sessions are not known dead. Dead entries are not removed from the line."""
         entries = self.entries()
         dead = self._dead(entries)
         return [entry for entry in entries if entry.session not in dead]
@@ -135,15 +134,15 @@ class Line:
         return f"{start}{next(numbers):x}"
 
     def take_free(self, name: str, mode: str) -> Entry | None:
-        """Enter the line as `name`, served, if the line is empty.
+        """Acquire at once if the line is empty, and return the new entry, whose id is `name`.
 
-        Return None if it has an entry, or had one when last read.
+        Return None if the line has an entry, or had one when this object last read it.
         """
         text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
             tail = f" {session} {self._me[1]} {self._lease}"
             self._tail = session, tail
-        for _ in range(FREE_TRIES):  # after so many refusals `join` continues, with pauses and a time limit
+        for _ in range(FREE_TRIES):  # after these tries the caller uses `join`, which pauses between tries
             if text is None or text.count(b" ") != 1:  # the line has an entry, or a wake-up is under way
                 return None
             if text is not free:
@@ -163,11 +162,10 @@ class Line:
         return None
 
     def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
-        """Append `name` to the line and return its entry, which is already served if its token is not 0.
+        """Append an entry with the id `name` and return it. If its token is not 0, it is already served.
 
-        Return None, without a change, in two cases: if `only_if_served` is true and the entry would have to wait; or if
-        other processes changed the line before each try for `limit` seconds and `limit` is less than the store's
-        timeout.
+        Return None and change nothing if `only_if_served` is true and the entry would have to wait. Also return None if
+        no compare-and-set succeeds within `limit` seconds, and `limit` is less than the store's timeout.
         """
         new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease)
         end = system.time.monotonic() + limit
@@ -187,7 +185,7 @@ class Line:
             return None
 
     def leave(self, name: str) -> bool:
-        """Remove the entry `name` and serve the next entries; return whether `name` was still in line."""
+        """Remove the entry `name` and serve the next entries. Return whether `name` was still in line."""
         alone, text, new = self._alone
         if alone == name:
             found = self._store.compare_set(self._key, text, new)
@@ -207,15 +205,15 @@ class Line:
         return was_there
 
     def leave_quietly(self, name: str) -> None:
-        """Do as `leave`, but suppress its errors, because another error is propagating."""
+        """Call `leave` and suppress its errors, because another error is propagating."""
         with suppress(FscoordError):
             self.leave(name)
 
     def await_turn(self, entry: Entry, timeout: float, kind: str) -> WaitSteps[Entry | None]:
-        """Wait until `entry` is served, and return it as it is then. After the timeout remove it and return None.
+        """Wait until `entry` is served, and return the served entry. After the timeout, remove it and return None.
 
         Args:
-            entry: the entry, which was not served when it entered the line.
+            entry: an entry of this process that waits in line.
             timeout: the longest wait, in seconds.
             kind: the kind of the recipe, for tools that show waits; see `Awaited`.
 
@@ -239,7 +237,7 @@ class Line:
             place = names.index(entry.id)
             if entries[place].token:
                 return entries[place]
-            if is_rung:  # by another program: the key would end every further wait at once
+            if is_rung:  # another program set the wake key: it would end every further wait at once
                 self._store.delete_key(wake[0])
             ahead = entries[:place]  # the first waiter watches all served entries
             suspects = ahead if ahead[-1].token else ahead[-1:]
@@ -249,7 +247,7 @@ class Line:
                 continue
             if left <= 0 and (is_last or not self._bury(ahead, before)):
                 return self._give_up(entry)
-            is_last = left <= 0  # dead entries before this one were removed: look once more
+            is_last = left <= 0  # dead entries before this one were removed, so read the line once more
             is_rung = False
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
@@ -260,7 +258,7 @@ class Line:
                     self._bury(suspects, before)
 
     def renew(self, name: str) -> bool:
-        """Renew the lease of the entry `name`; return whether the entry is still served."""
+        """Renew the lease of the entry `name`. Return whether the entry is still in line and served."""
         entries = self._change(lambda entries: [with_new_sign(each) if each.id == name else each for each in entries])
         return bool(_served(entries, name))
 
@@ -269,14 +267,14 @@ class Line:
         return bool(_served(self.entries(), entry.id))
 
     def lost(self, entry: Entry) -> LockLostError:
-        """Return the error for an entry that another process removed."""
+        """Return the error for `entry`, which another process has removed from the line."""
         return LockLostError(
             f"{entry.owner} is no longer in line for {self.name!r}: another process took it for dead, or removed it;"
             " stop the work, and wait in line again"
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
-        """Return the error that names the holders and the number of waiters."""
+        """Return the error of an acquisition that timed out. It names the holders and the number of waiters."""
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
         shown = [_owner_text(entry) for entry in entries if entry.token]
@@ -288,7 +286,7 @@ class Line:
         )
 
     def _held_up(self, entry: Entry) -> str:
-        """Return the description of the holders and entries before `entry`, for a warning."""
+        """Return text for the warning about a slow wait: what `entry` waits for, and which processes hold it."""
         others = [other for other in self.living() if other.id != entry.id]
         stopped = self._store._stopped_sessions([other.session for other in others if other.token])
         holders = [
@@ -299,7 +297,7 @@ class Line:
         return f"a turn at {self.name!r} ({in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
-        """Remove `entry` and return None. If the entry was served at the last moment, return it instead."""
+        """Remove `entry` and return None. If the entry was served in the meantime, keep it and return it."""
         entries = self._change(lambda entries: [other for other in entries if other.token or other.id != entry.id])
         served = _served(entries, entry.id)
         return served[0] if served else None
@@ -308,15 +306,15 @@ class Line:
         """Remove the entries in `suspects` whose sessions are dead or whose leases have expired.
 
         Args:
-            suspects: entries that were read after the time `before`.
-            before: a time of the monotonic clock.
+            suspects: entries that were just read from the store.
+            before: the time of the monotonic clock before this read.
 
         Returns:
-            Whether there were such entries.
+            Whether any entry was dead or expired.
         """
         dead = self._dead(suspects)
         buried = {entry.id for entry in suspects if entry.session in dead}
-        silent = self._signs.expired(suspects, before)  # the change keeps an entry whose lease was renewed meanwhile
+        silent = self._signs.expired(suspects, before)  # an entry whose lease is renewed before the change stays
         gone = buried | {name for name, _ in silent}
         if gone:
             self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
@@ -325,10 +323,10 @@ class Line:
     def _change(
         self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None, end: float = math.inf
     ) -> list[Entry]:
-        """Replace the entries by ``step(entries)``, serve and wake the entries whose turn has come; return the entries.
+        """Replace the entries by ``step(entries)``, serve and wake the next entries, and return the new entries.
 
-        With `or_nothing`, the id of an entry, change nothing if that entry would not be served. No try begins after
-        `end` on the monotonic clock, or after the store's timeout.
+        If `or_nothing` is the id of an entry, change nothing unless this entry is served. No try begins after the time
+        `end` of the monotonic clock, or after the store's timeout.
         """
         text = self._text
         fresh = text is None
@@ -357,10 +355,10 @@ class Line:
             text = None
 
     def _replace(self, text: bytes, old: State, state: State, stamp: str, called: list[str]) -> bytes | None:
-        """Replace the text of the line `text`, with the state `old`, by `state`, and wake the entries `called`.
+        """Replace the value `text` of the line, whose state is `old`, by `state`. Wake the entries `called`.
 
         Returns:
-            None, or the value that the compare-and-set returned instead of the new value.
+            None, or the current value of the line if the compare-and-set failed.
         """
         new = format_line(state, stamp)
         if self._exchanges:
@@ -383,16 +381,17 @@ class Line:
         finally:
             _waking.difference_update(called)
         if called and not {entry.id for entry in self.entries()}.issuperset(called):
-            self._change(list)  # an entry has left before its key was set, so this process deletes the key
+            self._change(list)  # an entry left before its wake key was set: this change deletes the key
         return None
 
     def _unsettled(self, wake_ups: list[WakeUp], entries: list[Entry]) -> list[WakeUp]:
-        """Delete the wake keys of entries that have left; return the wake-ups whose records the line must keep."""
+        """Delete the wake keys of entries that have left. Return the records of `wake_ups` that the line must keep."""
         there = {entry.id for entry in entries}
         gone = [each for each in wake_ups if each.id not in there]
         if not gone:
             return wake_ups
-        # In this order: find the wake-ups whose processes set no key any more, then delete the keys that were set.
+        # First find the wake-ups whose processes can no longer set a key, then delete the keys. In the other order a
+        # process could set a key after its deletion.
         over = {each for each in gone if each.by == IN_STEP}
         later = [each for each in gone if each.by != IN_STEP]
         if later:
@@ -408,9 +407,9 @@ class Line:
         return [each for each in wake_ups if each not in over and each.id not in self._cleared]
 
     def _serve(self, state: State, knows: str) -> tuple[State, list[str]]:
-        """Return the line after the entries whose turn has come were served, and the ids of these entries.
+        """Serve the entries whose turn has come. Return the new line and the ids of these entries.
 
-        All of these will be woken, except `knows`, the entry of the caller, because the caller reads the result itself.
+        The new line has a wake-up for each of these entries except `knows`, the caller's own entry.
         """
         last, wake_ups, entries = state.last, list(state.wake_ups), list(state.entries)
         served = []
@@ -425,7 +424,7 @@ class Line:
         return State(last, wake_ups, entries), served
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
-        """Return the sessions in `each` that are known dead."""
+        """Return the sessions of the entries or wake-ups `each` that are known dead."""
         return set(self._store.dead_sessions({other.session for other in each} - {0}))
 
     def _read(self) -> bytes:
@@ -442,20 +441,20 @@ class Line:
 
 
 def _served(entries: list[Entry], name: str) -> list[Entry]:
-    """Return the entry `name` if it is one of `entries` and served, as a list of at most one."""
+    """Return [the entry `name`] if it is in `entries` and served, or else an empty list."""
     # Not a generator, which would be left half-way: Python drops a Ctrl-C that arrives while it is deallocated.
     return [entry for entry in entries if entry.id == name and entry.token]
 
 
 def caller_of(entry: Entry) -> object | None:
-    """Return the thread or the task of this process that `entry` belongs to, or None."""
-    # A forked child also has the callers of its parent, whose entries have another owner.
+    """Return the thread or task that `entry` belongs to; None if it is in another process or was collected."""
+    # A forked child inherits the `callers` of its parent. Their entries have the parent as owner.
     reference = callers.get(entry.id) if entry.owner == system.process_name() else None
     return None if reference is None else reference()
 
 
 def _owner_text(entry: Entry) -> str:
-    """Return the process of `entry`, ``host:pid``. If it is this process, the text says so, and names the caller."""
+    """Return the owner of `entry` for messages: ``host:pid``, or the thread or task if it is in this process."""
     caller: Any = caller_of(entry)
     if caller is None:
         return entry.owner
@@ -469,19 +468,19 @@ def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], wai
 
 
 def in_line(holders: Sequence[str], waiting: int) -> str:
-    """Return the clause that names `holders`, and the number `waiting` of other contenders."""
+    """Return the part of a message that names the `holders` and says how many others are `waiting`."""
     held = f"held by {', '.join(holders)}" if holders else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
     return f"{held}, {others}"
 
 
 def force_release(store: Store, name: Key, token: int) -> bool:
-    """Release the hold with the fencing token `token`, whichever process has it. The next contender in line is served.
+    """Release the hold with the fencing token `token`, even of another process. The next contender in line acquires.
 
-    Use this function for a holder that hangs, or whose death the store can't detect. The holder is not informed: only
-    its next ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the
-    next holder. Only a resource that refuses its token, such as `Fenced`, is protected from these writes. ``holders``
-    of any recipe returns the tokens of a name.
+    Use this function for a holder that hangs, or whose death the store can't detect. The holder is not informed: its
+    next ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the next
+    holder. Only a resource that refuses old tokens, such as `Fenced`, is protected from these writes. The method
+    ``holders`` of each recipe returns the tokens.
 
     Args:
         store: the store that the contenders share.
@@ -489,7 +488,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
         token: the token of the hold. No later hold has the same token, so no later hold is released by mistake.
 
     Returns:
-        Whether there was such a hold.
+        Whether a contender held with this token.
 
     Raises:
         ValueError: `token` is below 1.
@@ -501,7 +500,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
 
 
 def _admitted(entries: list[Entry]) -> int:
-    """Return how many of `entries` are served, by the policy of the recipe to which their modes belong."""
+    """The `Policy` for a line of any recipe. The mode of the entries shows which recipe it is."""
     mode = entries[0].mode if entries else ""
     if mode.isdigit():  # a semaphore's value
         return min(int(mode), len(entries))

@@ -20,14 +20,14 @@ from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
 from fscoord.store import Store, begin_span
 
 LOOK_S: Final = 1.0
-"""The longest pause between two looks of an observer: a leader may have died before it published its term."""
+"""An observer reads the store again after this many seconds: a leader may have died before it published its term."""
 
 
 class Leader(NamedTuple):
     """The leader of an `Election` in one term.
 
     Attributes:
-        term: the number of the term. It is a fencing token, which rises with each leader.
+        term: the number of the term, a fencing token that rises with each leader.
         owner: the leader's process, ``host:pid``.
         data: the data that the leader publishes, such as its address.
     """
@@ -38,11 +38,11 @@ class Leader(NamedTuple):
 
 
 class Election(Exclusive):
-    """The candidates of one election: the first in line leads until it resigns or dies, then the next one leads.
+    """A candidate in a leader election. The first candidate in line leads until it resigns or dies, then the next.
 
     An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires it, `resign` releases it,
-    and `term` is the fencing token. It has all guarantees and errors of a lock. As a context manager it campaigns and
-    resigns. The names of the methods are those of etcd's ``concurrency.Election``.
+    and `term` is the fencing token. An election has all guarantees and errors of a lock. A ``with`` statement campaigns
+    at its beginning and resigns at its end. The methods have the names of etcd's ``concurrency.Election``.
 
     Args:
         store: the store that all candidates and observers share.
@@ -65,7 +65,7 @@ class Election(Exclusive):
 
     @acquiring
     def campaign(self, _got: list[str], _here: object, timeout: Timeout | None = math.inf) -> bool | WaitSteps[bool]:
-        """Wait in line until this candidate leads, and return whether it does.
+        """Wait in line until this candidate leads. Return False if it does not lead within the timeout.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; by default without limit. None means this
@@ -78,11 +78,11 @@ class Election(Exclusive):
 
     @releasing
     def resign(self, gone: list[HeldEntry | str], here: object) -> None:
-        """Stop leading. The next candidate in line leads.
+        """Stop leading. The next candidate in line becomes the leader.
 
         Raises:
             RuntimeError: this candidate does not lead.
-            LockLostError: this candidate was taken for dead meanwhile, and another candidate leads.
+            LockLostError: this candidate lost the leadership before, because another process took it for dead.
         """
         self._release_one(gone, here)
 
@@ -92,9 +92,9 @@ class Election(Exclusive):
         return self.token
 
     def leader(self) -> Leader | None:
-        """Return the leader, or None.
+        """Return the leader, or None if there is none.
 
-        A candidate that is known dead, or has not published its term yet, does not count.
+        A leader that is known dead or has not published its term yet counts as none.
         """
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `_line._served`
         if not leading:
@@ -122,7 +122,7 @@ class Election(Exclusive):
         return tracing.record_steps(span, steps, lambda leader: ("token", leader.term, "by", leader.owner))
 
     def watch(self, timeout: Timeout | None = math.inf) -> Generator[Leader, None, None]:
-        """Yield each leader, without end.
+        """Yield the present leader and then each new leader, without end.
 
         Args:
             timeout: how long to wait for each leader, in seconds or as a `timedelta`; by default without limit. None
@@ -141,8 +141,8 @@ class Election(Exclusive):
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         start = system.time.monotonic()
         while True:
-            # `coming` is the term whose key is published next: that of the present leader if it has not published yet,
-            # else the next term. It is read before the leader, so a key that is published in between is noticed.
+            # `coming` is the term that is published next: the present leader's term if its key does not exist yet,
+            # else the next term. It is determined before the leader is read, so no publication is missed.
             last = self._line.last_token()
             coming = last if last > after and not self._store.check([self._term_key(last)]) else last + 1
             found = self.leader()
@@ -163,9 +163,9 @@ class Election(Exclusive):
     def _begin(self, served: Entry, here: object) -> None:  # noqa: ARG002 - see `RLock`
         own = self._term_key(served.token)
         self._store.set(own, self._data)
-        # Of all earlier terms, not only the last: its leader may have died, or been taken for dead, before this step.
+        # Delete the keys of all earlier terms: an earlier leader may have died before it deleted older keys.
         for key in map(key_bytes, self._store.list_keys(self._terms)):
-            with suppress(MalformedText):  # another key than that of a term
+            with suppress(MalformedText):  # not the key of a term
                 if parse_uint63(key[len(self._terms) :]) < served.token:
                     self._store.delete_key(key)
         if not self._line.still_holds(served):  # then the next leader may have listed these keys already

@@ -1,7 +1,7 @@
-"""`lines` and `items`: the holds and waits of the sessions, read from the keys of a store. Pure: no I/O.
+"""`lines` and `items` show, from the keys of a store, which processes hold or await locks and have taken queue items.
 
-A tool that shows a store uses these functions. They take the values of keys instead of a store, and skip keys that are
-not a recipe's.
+Tools that show a store use these functions. They do no I/O: they take the values of keys instead of a store. They skip
+keys of other programs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class LineState(NamedTuple):
 
     Attributes:
         kind: ``lock``, ``semaphore`` or ``election``.
-        name: its name in the store.
+        name: the name of the lock, semaphore or election in the store.
         holders: the contenders that were served, in the order of their tokens.
         waiters: the contenders that wait, in the order of their requests.
-        wake_keys: the key that wakes each of `waiters`, in their order.
-        needs_all: whether the first waiter needs all holders to release. The first waiter of a semaphore needs one
-            release.
+        wake_keys: for each of `waiters`, the key that wakes it.
+        needs_all: whether the first waiter acquires only after all holders have released. False for a semaphore, where
+            one release is enough.
     """
 
     kind: str
@@ -44,12 +44,12 @@ class LineState(NamedTuple):
 
 
 class HeldItem(NamedTuple):
-    """An item of a queue that a consumer has taken and not finished.
+    """An item of a queue that a consumer has taken and neither acknowledged nor released.
 
     Attributes:
         queue: the name of the queue.
-        session: the session of the consumer; 0 on a store without sessions.
-        owner: its process, ``host:pid``.
+        session: the session number of the consumer; 0 on a store without sessions.
+        owner: the process of the consumer, ``host:pid``.
     """
 
     queue: str
@@ -58,12 +58,12 @@ class HeldItem(NamedTuple):
 
 
 def is_of_recipe(key: bytes) -> bool:
-    """Return whether `lines` or `items` needs the value of `key`."""
+    """Return whether `key` may be the key of a line or of a claim, so that `lines` or `items` needs its value."""
     return key.endswith(LINE) or CLAIM in key
 
 
 def lines(values: Mapping[bytes, bytes], keys: Collection[bytes]) -> list[LineState]:
-    """Return the lines that have a contender, in the order of their names.
+    """Return the state of each line that has a contender, sorted by name.
 
     Args:
         values: the values of the keys for which `is_of_recipe` is true.
@@ -99,7 +99,7 @@ def _line_state(name: bytes, entries: list[Entry], *, is_election: bool) -> Line
 
 
 def items(values: Mapping[bytes, bytes]) -> Iterator[HeldItem]:
-    """Yield the items that consumers have, in the order of queues and items; `values` as for `lines`."""
+    """Yield the queue items that consumers have taken, sorted by queue and item. For `values` see `lines`."""
     for key, text in sorted(values.items()):
         queue, mark, _ = key.partition(CLAIM)
         if mark:

@@ -1,4 +1,4 @@
-"""`Latch`: wait until an event has happened a number of times. `DoubleBarrier`: begin and end work together."""
+"""`Latch`: wait until `count_down` was called a number of times. `DoubleBarrier`: begin and end work together."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fscoord.store import Store, needed_store
 D = TypeVar("D", bound="DoubleBarrier")
 
 LOOK_S: Final = 1.0
-"""The longest pause between two looks of a waiter: the last counting process may have died before it set the key."""
+"""A waiter reads the count again after this many seconds: a process may have died before it set the key ``open``."""
 
 
 class Latch:
     """A latch that opens after `count` calls of `count_down`, by any processes, and stays open.
 
-    The name and the meaning are those of Java's ``CountDownLatch``. Unlike at a barrier, the processes that count and
-    the processes that wait may be different processes, and no process needs a rank. Each call counts. So a caller that
-    calls again, after an error that left the outcome of its call unknown, may count twice.
+    It works like Java's ``CountDownLatch``. Unlike at a barrier, a process that counts need not wait, a process that
+    waits need not count, and no process has a rank. Each call counts. So a caller that repeats a failed call whose
+    outcome is unknown may count twice.
 
     Args:
         store: the store that all processes share.
@@ -51,14 +51,14 @@ class Latch:
         return shown(self, self._store, self._name)
 
     def count_down(self) -> int:
-        """Count one call, and return how many calls are still missing."""
+        """Count this call, and return how many more calls are needed to open the latch."""
         missing = self._count - add_checked(self._store, self._counted)
         if missing <= 0:
             self._store.set(self._open, b"1")
         return max(0, missing)
 
     def missing(self) -> int:
-        """Return how many calls are still missing; 0 means that the latch is open."""
+        """Return how many more calls of `count_down` are needed; 0 means that the latch is open."""
         text = self._store.get(self._counted, default=b"0")
         return max(0, self._count - parse_count(self._counted, text))
 
@@ -99,12 +99,11 @@ class Latch:
 
 
 class DoubleBarrier:
-    """Two barriers around one piece of work: all ranks begin it together, and no rank continues before all have ended.
+    """Two barriers around a block of work: all ranks begin it together, and none continues before all have finished.
 
-    The recipe is ZooKeeper's. Here both barriers have a timeout, and they raise the errors of `fscoord.barrier` after a
-    timeout or a death. A name can be used once. As a context manager the object calls `enter`, and calls `leave` if the
-    body succeeds. If the body raises, `leave` is not called: the object does not wait for the other ranks, and for them
-    this rank is missing.
+    The recipe is ZooKeeper's. Both barriers have a timeout, and raise the errors of `fscoord.barrier` after a timeout
+    or a death. A name can be used once. A ``with`` statement calls `enter` at its beginning, and `leave` if the block
+    succeeds. If the block raises, `leave` is not called, so the other ranks find this rank missing.
 
     Args:
         store: the store that all ranks share.
@@ -153,7 +152,7 @@ class DoubleBarrier:
 
     @in_steps
     def leave(self, timeout: Timeout | None = None) -> WaitSteps[None]:
-        """Wait until all ranks have called this method; for `timeout` and the errors see `enter`."""
+        """Wait until all ranks have called this method. `timeout` and the errors are those of `enter`."""
         return self._meeting(b"/leave", timeout)
 
     @in_steps

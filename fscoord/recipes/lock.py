@@ -1,6 +1,6 @@
-"""The locks: `Lock`, `RLock`, `Semaphore` and `ReadWriteLock`. Each is acquired in the order of the requests.
+"""Fair locks: `Lock`, `RLock`, `Semaphore` and `ReadWriteLock`. Contenders acquire in the order of their requests.
 
-`Fenced` is a value that only the latest holder of a lock can change.
+`Fenced` is a value that a former holder of a lock can't change once a later holder has written it.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ _POP: Final = list[str].pop
 class Lock(Exclusive):
     """A lock that at most one process or thread holds at a time.
 
-    Its methods are those of `threading.Lock`, so it can replace a `threading.Lock`. As a context manager it waits no
-    longer than `timeout`. The lock is fair: contenders acquire it in the order of their requests, and a release wakes
-    only the next contender, as in ZooKeeper's lock recipe.
+    Its methods are those of `threading.Lock`, so it can replace a `threading.Lock`. A ``with`` statement waits for at
+    most `timeout`. The lock is fair: contenders acquire it in the order of their requests, and a release wakes only the
+    next contender, as in ZooKeeper's lock recipe.
 
-    On a `~fscoord.FileStore` the lock is free within 100 ms, on one machine, after its holder has died in any way or
-    has closed its store without releasing. Without a `ttl`, a stopped process keeps the lock, and so does a dead
-    process on a store that can't detect deaths (`~fscoord.Store.has_liveness`). A holder that was taken for dead by
-    mistake may still write. Only the fencing `token` protects the data from such writes: see `Fenced`.
+    If the holder dies or closes its store, a `~fscoord.FileStore` on one machine frees the lock within 100 ms. Without
+    a `ttl`, a stopped process keeps the lock. Without a `ttl`, a dead process also keeps it on a store that can't
+    detect deaths (`~fscoord.Store.has_liveness`). A holder that was taken for dead by mistake may still write. Only the
+    fencing `token` protects the data from these writes; see `Fenced`.
 
     Args:
         store: the store that all contenders share.
         name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
-        ttl: the length of the lock's lease, in seconds or as a `timedelta`. A thread renews the lease as long as the
-            lock is held. Another contender may acquire the lock when the lease has not been renewed for that long, by
-            the contender's clock. A lease ends the hold of a stopped process, and of a dead process on a store that
-            can't detect deaths. None means no lease. Leases are C. Gray's and D. Cheriton's (1989).
+        ttl: the length of the lock's lease, in seconds or as a `timedelta`; None means no lease. A thread renews the
+            lease while the lock is held. If the lease has not been renewed for `ttl` by a contender's clock, the
+            contender takes the lock away. So a lease ends the hold of a stopped process. It also ends the hold of a
+            dead process on a store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
 
     Raises:
         StoreTimeoutError: at the beginning of a ``with``, other processes held the lock for the whole timeout. The
             error names the holder.
-        LockLostError: at the end of a ``with``, the lock was lost before.
+        LockLostError: at the end of a ``with``, this object had already lost the lock.
         ValueError: `timeout` is negative, or `ttl` is not a time above zero.
     """
 
@@ -73,8 +73,8 @@ class Lock(Exclusive):
 class RLock(Lock):
     """A `Lock` that the holding thread may acquire again, like `threading.RLock`.
 
-    The thread must release the lock as often as it has acquired it. Only an acquisition through the same object is an
-    acquisition by the holder. An acquisition through another object waits, even in the same thread.
+    The thread must release the lock as often as it has acquired it. Only calls on the same object count as the
+    holder's: an acquisition through another object waits, even in the same thread.
 
     A `threading.Condition` may use the lock. Its ``notify`` wakes only threads of this process.
     """
@@ -94,7 +94,8 @@ class RLock(Lock):
         self._levels.append(name)
         return True
 
-    # `threading.Condition` calls these three. Without them it takes a failed ``acquire(False)`` for ownership.
+    # `threading.Condition` calls these three methods. Without `_is_owned` it would take a failed ``acquire(False)`` for
+    # ownership.
 
     def _is_owned(self) -> bool:
         return self._is_owned_by(self._here.__dict__)
@@ -140,18 +141,18 @@ class RLock(Lock):
 
 
 class _NotHeldError(RuntimeError, ValueError):
-    """The error for one release too many.
+    """Raised by `release` if the object holds nothing.
 
-    It is a `ValueError`, as in `threading.BoundedSemaphore`, and also the error of every other lock.
+    It is a `ValueError`, as in `threading.BoundedSemaphore`, and a `RuntimeError`, as in the other locks.
     """
 
 
 class Semaphore(Exclusive):
     """A semaphore that can be acquired at most `value` times at once, by processes or threads.
 
-    The methods are those of `threading.BoundedSemaphore`. One thread may acquire it several times. It is bounded: an
-    object can release only its own acquisitions, the latest first. Like `fscoord.recipes.Lock`, it is fair and has
-    tokens, and the death of a holder releases all acquisitions of that holder.
+    The methods are those of `threading.BoundedSemaphore`. One thread may acquire the semaphore several times. An object
+    can release only its own acquisitions, the latest first. Like `fscoord.recipes.Lock`, a semaphore is fair and has
+    fencing tokens, and the death of a holder releases all its acquisitions.
 
     Args:
         store: the store that all contenders share.
@@ -161,8 +162,8 @@ class Semaphore(Exclusive):
         ttl: as for `fscoord.recipes.Lock`.
 
     Raises:
-        ValueError: `value` is below 1; or, from `acquire`, another contender has passed another value. The other errors
-            are those of `fscoord.recipes.Lock`.
+        ValueError: `value` is below 1. `acquire` raises it if another contender has passed another value. The other
+            errors are those of `fscoord.recipes.Lock`.
     """
 
     _what = "the semaphore"
@@ -180,11 +181,11 @@ class Semaphore(Exclusive):
         """Release the latest `n` acquisitions of this object, as `threading.BoundedSemaphore.release` does.
 
         Raises:
-            ValueError: `n` is below 1, or this object has fewer acquisitions. Nothing was released.
-            LockLostError: an acquisition was lost before.
+            ValueError: `n` is below 1, or this object has fewer than `n` acquisitions. Nothing was released.
+            LockLostError: this object had already lost an acquisition.
         """
         if n != 1:
-            gone.append("")  # an interruption of these checks is not followed by a release
+            gone.append("")  # if a signal interrupts these checks, `_finish` must release nothing
             check_positive("n", n)
             self._current()
             if len(self._held) < n:
@@ -200,8 +201,8 @@ class Semaphore(Exclusive):
         for other in [entry for entry in entries if entry.mode != self._mode]:
             if not other.mode.isdigit():
                 raise ValueError(
-                    f"{self.name!r} is in use as a lock by {other.owner}, not as a semaphore: give one of the two"
-                    " another name"
+                    f"{other.owner} uses {self.name!r} as a lock, not as a semaphore: use another name for the lock or"
+                    " for the semaphore"
                 )
             raise ValueError(
                 f"the semaphore {self.name!r} has value={self._value} here and {other.mode} for {other.owner}: all"
@@ -211,7 +212,7 @@ class Semaphore(Exclusive):
 
 
 class Side(Exclusive):
-    """One side of a `ReadWriteLock`: a lock like `fscoord.recipes.Lock`, which the other side excludes."""
+    """The reader side or the writer side of a `ReadWriteLock`. Its methods are those of `fscoord.recipes.Lock`."""
 
     _policy = staticmethod(readers_or_writer)
 
@@ -221,12 +222,12 @@ class Side(Exclusive):
         self._mode = mode
         self._what = what
         super().__init__(store, name, timeout, ttl)
-        self._of_both_sides = [self._held]  # shared lists, and not the other side, which would be a reference cycle
+        self._of_both_sides = [self._held]  # the lists of holds; a reference to the other side would be a cycle
 
     def _check_wait(self, entry: Entry) -> None:
-        # The line is in order, so an entry waits for every holder before it. If the same thread is one, it would wait
-        # for itself: an upgrade, or a reader after a writer that waits for this thread. Other objects are left out, for
-        # other parts of the program may release them meanwhile.
+        # An entry waits for every holder before it. If this thread is one of the holders, it would wait for itself: a
+        # reader that wants to write, or a reader behind a writer that waits for this thread. Holds of other objects do
+        # not count, because other parts of the program may release them meanwhile.
         caller = callers[entry.id]()
         held_here = {held.id for holds in self._of_both_sides for _, held, _ in list(holds)}
         own = [each.mode for each in self._line.entries() if each.id in held_here and caller_of(each) is caller]
@@ -241,10 +242,10 @@ class Side(Exclusive):
 class ReadWriteLock:
     """A lock that any number of readers or one writer can hold at a time.
 
-    No contender starves: a reader that comes after a waiting writer waits until the writer has released the lock.
-    Readers that wait next to each other acquire the lock together. A reader can't become a writer: it must release the
-    lock first. An acquisition that would wait for a hold of the same object and thread raises `RuntimeError`. The order
-    is that of ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have tokens and the same
+    Contenders acquire in the order of their requests, so neither readers nor writers starve. Readers that wait next to
+    each other acquire the lock together. A reader can't become a writer: it must release the lock first. If a thread
+    would wait for its own hold on the same object, the acquisition raises `RuntimeError`. The order is that of
+    ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have fencing tokens and the same
     errors, and the death of a holder releases its lock.
 
     Args:
@@ -273,12 +274,12 @@ class ReadWriteLock:
         return shown(self, self.reader._store, key_bytes(self.reader.name), state)
 
     def held_side(self) -> str | None:
-        """Return the side that processes or threads hold, ``"reader"`` or ``"writer"``; None if the lock is free."""
+        """Return ``"reader"`` or ``"writer"``, the side that any process holds; None if the lock is free."""
         modes = {entry.mode for entry in self.reader._line.living() if entry.token}
         return "writer" if "w" in modes else "reader" if modes else None
 
     def holders(self) -> list[Contender]:
-        """Return the holders, which are readers or one writer, in the order of their tokens."""
+        """Return the readers that hold the lock, or the one writer, in the order of their tokens."""
         return self.reader.holders()
 
     def waiters(self) -> list[Contender]:
@@ -287,14 +288,13 @@ class ReadWriteLock:
 
 
 class Fenced:
-    """A value in the store that is written with a fencing token.
+    """A value in the store that refuses writes with an old fencing token.
 
-    A write with a token below the highest so far is refused.
-
-    A process may be stopped while it holds a lock, lose the lock, wake up and write. The lock can't prevent that write,
-    but its target can: each hold has a higher token than the holds before it (`fscoord.recipes.Lock.token`,
-    `fscoord.recipes.Election.term`). Token and value are stored under one key, as ``token value``, and change in one
-    step, on every store. The idea is Martin Kleppmann's, "How to do distributed locking" (2016).
+    A process may be stopped while it holds a lock, lose the lock, continue and write. The lock can't prevent this
+    write, but the target of the write can, because each hold has a higher token than the holds before it
+    (`fscoord.recipes.Lock.token`, `fscoord.recipes.Election.term`). A write is refused if its token is below the
+    highest token so far. Token and value are stored under one key, as ``token value``, and change atomically on every
+    store. The idea is Martin Kleppmann's, "How to do distributed locking" (2016).
 
     Args:
         store: the store that holds the value.
@@ -309,10 +309,10 @@ class Fenced:
         return shown(self, self._store, self._key)
 
     def set(self, value: Value, token: int) -> None:
-        """Set the value to `value` for the holder of the lock with `token`.
+        """Set the value to `value`, unless it was already written with a higher token than `token`.
 
         Raises:
-            StaleTokenError: the value was written with a higher token before. It is unchanged.
+            StaleTokenError: the value was already written with a higher token. It is unchanged.
             StoreTimeoutError: other processes changed the value before each try, until the store's timeout was over.
             FscoordError: the key holds a value that another program wrote. It is unchanged.
             ValueError: `token` is below 1.

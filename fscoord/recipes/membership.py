@@ -1,7 +1,4 @@
-"""`Membership`: a group whose members have data, and whose changes can be watched.
-
-A member that dies leaves the group. kazoo's ``Party`` is a similar recipe.
-"""
+"""`Membership`: a group of processes, in which each member publishes data and every process can watch the changes."""
 
 from __future__ import annotations
 
@@ -34,10 +31,10 @@ from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, pa
 from fscoord.store import Store, needed_store
 
 LOOK_S: Final = 1.0
-"""The longest pause between two looks of an observer: a process may have died between a change and its announcement."""
+"""An observer reads the group again after this many seconds: a process may have died before it announced its change."""
 
 KEPT: Final = 64
-"""How many change keys are kept. If more changes pass between a look and its wait, only `LOOK_S` ends the wait."""
+"""How many change keys are kept. An observer that begins to wait after more changes notices them after `LOOK_S`."""
 
 M = TypeVar("M", bound="Membership")
 
@@ -46,7 +43,7 @@ class Participant(NamedTuple):
     """A process in a `Membership`.
 
     Attributes:
-        number: a number that rises with each join of the group.
+        number: a unique number, higher than that of every process that joined before.
         owner: the process, ``host:pid``.
         session: the session number of the process's handle; 0 on a store without sessions.
         data: the data that the process publishes, such as its address.
@@ -61,9 +58,9 @@ class Participant(NamedTuple):
 class Membership(Undoable):
     """A group that processes join and leave, and that every process can read and watch.
 
-    A process that dies, or closes its store, leaves the group, and the processes that watch the group are woken. This
-    needs a store that detects deaths (`~fscoord.Store.has_liveness`). No process sends heartbeats. As a context manager
-    this object joins and leaves. kazoo's ``Party`` is a similar recipe.
+    A process that dies or closes its store leaves the group, and the processes that watch the group are woken. This
+    needs a store that detects deaths (`~fscoord.Store.has_liveness`). No process sends heartbeats. A ``with`` statement
+    joins at its beginning and leaves at its end. kazoo's ``Party`` is a similar recipe.
 
     Args:
         store: the store that all processes share.
@@ -77,7 +74,7 @@ class Membership(Undoable):
         self._store = needed_store(store)
         self._name = key_bytes(name)
         self._data = value_bytes(data)
-        self._joined: tuple[int, bytes] | None = None  # the id of the process that joined, and its key
+        self._joined: tuple[int, bytes] | None = None  # the pid of the process that joined, and its key
         self._members, self._changed = self._name + b"/member/", self._name + b"/changed/"
         self._changes = self._name + b"/changes"
         key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
@@ -100,14 +97,14 @@ class Membership(Undoable):
         self._join(made)
 
     def update(self, data: Value) -> None:
-        """Publish other data for this process, and wake the processes that watch the group.
+        """Replace the data that this process publishes, and wake the processes that watch the group.
 
         Raises:
             RuntimeError: this object is not in the group. It has not joined, or it was evicted or taken for dead.
         """
         key = self._key()
         if key is None:
-            raise RuntimeError(f"this object does not take part in {self.name!r}")
+            raise RuntimeError(f"this object has not joined the group {self.name!r}; join first")
         said = value_bytes(data)
         new, refusals = self._text(said), Refusals(self._store, key)
         while True:
@@ -115,7 +112,7 @@ class Membership(Undoable):
             if known is None:
                 self._joined = None
                 raise RuntimeError(
-                    f"this object no longer takes part in {self.name!r}: it was evicted, or taken for dead; join again"
+                    f"this object is no longer in the group {self.name!r}: it was evicted or taken for dead; join again"
                 )
             if self._store.compare_set(key, known, new) == new:
                 break
@@ -125,14 +122,14 @@ class Membership(Undoable):
 
     @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
     def leave(self, _: list[object], __: object) -> bool:
-        """Leave the group, and return whether this object was in it until now."""
+        """Leave the group. Return False if this object was not in the group."""
         return self._leave()
 
     def evict(self, member: Participant) -> bool:
-        """Remove `member` from the group, and return whether it was in the group until now.
+        """Remove `member` from the group. Return False if `member` was not in the group.
 
-        The call does not stop the process. The next `update` of the process raises an error, or its next `leave`
-        returns False. It may join again. The caller need not be in the group.
+        The call does not stop the process of `member`. The next `update` of the process raises an error, or its next
+        `leave` returns False. The process may join again. The caller need not be in the group.
         """
         was_there = self._store.delete_key(self._members + b"%016x" % member.number)
         if was_there:
@@ -140,7 +137,7 @@ class Membership(Undoable):
         return was_there
 
     def members(self) -> list[Participant]:
-        """Return the participants, in the order of joining. Participants that are known dead are removed first."""
+        """Return the participants in the order of joining. Remove those that are known dead first."""
         present = self._read()
         dead = set(self._store.dead_sessions({each.session for each in present} - {0}))
         for each in present:
@@ -170,7 +167,7 @@ class Membership(Undoable):
     ) -> WaitSteps[list[Participant]]:
         end = system.time.monotonic() + limit
         while True:
-            # The count is read before the participants, so a change after that look has a higher number.
+            # The count is read before the participants, so a later change has a higher number.
             count = parse_count(self._changes, self._store.get(self._changes, default=b"0"))
             present = self.members()
             if present != list(known):
@@ -188,7 +185,7 @@ class Membership(Undoable):
                 yield WaitRequest(KEYS, keys, longest, sessions=others, slow_logger=slow_logger)
 
     def watch(self, timeout: Timeout | None = math.inf) -> Generator[list[Participant], None, None]:
-        """Yield the participants: at once, unless there are none, and after each change.
+        """Yield the participants as soon as there are any, and again after each change.
 
         Args:
             timeout: how long to wait for each change, in seconds or as a `timedelta`; by default without limit. None
@@ -212,9 +209,9 @@ class Membership(Undoable):
         self._leave()
 
     def _join(self, made: list[bytes]) -> None:
-        """Do as `join`, and put the key into `made` before the key is written."""
+        """Join the group. The new key is appended to `made` before it is written, so that `_unjoin` can delete it."""
         if self._key() is not None:
-            raise RuntimeError(f"this object takes part in {self.name!r} already")
+            raise RuntimeError(f"this object has already joined the group {self.name!r}")
         key = self._members + b"%016x" % add_checked(self._store, self._name + b"/joined")
         made.append(key)
         self._joined = system.os.getpid(), key
@@ -222,7 +219,7 @@ class Membership(Undoable):
         self._tell()
 
     def _unjoin(self, made: list[bytes]) -> None:
-        """Undo `_join`. It may be called twice, and the first call may be interrupted."""
+        """Undo `_join`. This method may be called twice, and the first call may be interrupted."""
         for key in made:
             if self._joined and self._joined[1] == key:
                 self._joined = None
@@ -241,13 +238,13 @@ class Membership(Undoable):
         return was_there
 
     def _leave_quietly(self) -> None:
-        """Complete an interrupted `_leave`. It may be called twice."""
+        """Complete an interrupted `_leave`. This method may be called twice."""
         with suppress(FscoordError):
             self._leave()
 
     def _key(self) -> bytes | None:
         if self._joined and self._joined[0] != system.os.getpid():
-            self._joined = None  # this is a forked child: the parent is in the group
+            self._joined = None  # this is a forked child, and only its parent is in the group
         return self._joined[1] if self._joined else None
 
     def _text(self, data: bytes) -> bytes:
@@ -258,7 +255,7 @@ class Membership(Undoable):
         self._store.set(self._changed + b"%d" % count, b"1")
         if count > KEPT:
             self._store.delete_key(self._changed + b"%d" % (count - KEPT))
-        if count % KEPT == 0:  # also the keys that a process left when it died before it deleted them
+        if count % KEPT == 0:  # also delete keys of processes that died before they deleted them
             for key in map(key_bytes, self._store.list_keys(self._changed)):
                 if parse_count(key, key[len(self._changed) :]) <= count - KEPT:
                     self._store.delete_key(key)
@@ -281,7 +278,7 @@ class Membership(Undoable):
 
 
 def _number(key: str) -> int:
-    """Return the participant's number in `key`.
+    """Return the number at the end of a participant's key.
 
     Raises:
         MalformedText: `key` does not end in a number.

@@ -22,10 +22,10 @@ Work = Callable[[], Value]
 
 
 class OnceLock(Lock):
-    """The lock under which the work is done.
+    """The lock under which `once` does the work.
 
-    If the holder was taken for dead meanwhile, its release raises no error. Another process may then have done the work
-    a second time. The value that was written first counts.
+    Its release raises no error if the lock was lost. Then another process may have done the work a second time, but
+    only the first result is stored.
     """
 
     _what = "the result of"
@@ -48,28 +48,28 @@ def once(store: Store, name: Key, *, timeout: Timeout | None = None) -> Callable
 def once(
     store: Store, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
 ) -> bytes | Callable[[Work], Callable[[], bytes]]:
-    """Call `work` in one of the processes that call this function, and return its value in all of them, now and later.
+    """Call `work` in one process, and return its value in every process that calls this function with the same `name`.
 
-    The other processes wait. If the process that does the work dies or is interrupted, the next process does the work,
-    and so on, as long as any process waits. So the work may be begun more than once, but all processes get the same
-    value. The idea is that of ``std::call_once`` in C++ and ``sync.Once`` in Go, here for processes and with a value.
-    Without `work`, this is a decorator::
+    Later callers get the stored value. Callers that come while `work` runs wait. If the process that runs `work` dies
+    or is interrupted, the next waiting process runs it. So `work` may run more than once, but all processes get the
+    same value. ``std::call_once`` in C++ and ``sync.Once`` in Go do this for threads. Without `work`, this is a
+    decorator::
 
         @once(store, "dataset")
         def path() -> bytes: ...
 
     Args:
         store: the store that the processes share.
-        name: the name of the work. Keys that begin with the name and a slash belong to the work. The value stays under
-            ``{name}/result``.
+        name: the name of the work. Keys that begin with the name and a slash belong to the work. The result is kept
+            under ``{name}/result``.
         work: called without arguments; returns a value for the store.
-        timeout: how long to wait for another process's value, in seconds or as a `timedelta`; None means the store's
-            timeout.
+        timeout: how long to wait while another process runs the work, in seconds or as a `timedelta`; None means the
+            store's timeout.
 
     Raises:
-        WorkFailedError: the work raised an exception in another process. In that process the exception itself is
-            raised.
-        StoreTimeoutError: another process has not finished in time. The error names that process.
+        WorkFailedError: the work raised an exception in another process. The process that ran the work gets the
+            exception itself.
+        StoreTimeoutError: another process did not finish the work within the timeout. The error names the process.
         TypeError: the work returned neither ``str`` nor a bytes-like object.
     """
     needed_store(store)
@@ -99,10 +99,7 @@ def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes
 def _do_under_lock(
     lock: OnceLock, got: list[str], here: object, store: Store, key: bytes, work: Work
 ) -> WaitSteps[None]:
-    """Do the work under `lock`, unless the work is done by then.
-
-    No other code has `lock`, so this function releases it.
-    """
+    """Acquire `lock`, do the work unless its result exists by then, and release `lock`."""
     limit = lock._patience()
     yield from lock._entering(lock._acquire(got, here, True, limit), limit)
     if not store.check([key]):
@@ -111,7 +108,7 @@ def _do_under_lock(
 
 
 def _do(store: Store, key: bytes, work: Work) -> None:
-    """Do the work and set its result, unless there is a result already."""
+    """Do the work, and store its result or its error unless a result exists already."""
     try:
         text = success(work())
     except Exception as error:
@@ -121,12 +118,12 @@ def _do(store: Store, key: bytes, work: Work) -> None:
 
 
 def success(value: Value) -> bytes:
-    """Return the text of a result: the work returned `value`."""
+    """Return the text that is stored if the work returned `value`."""
     return b"=" + value_bytes(value)
 
 
 def failure(error: Exception) -> bytes:
-    """Return the text of a result: the work raised `error` in this process."""
+    """Return the text that is stored if the work raised `error` in this process."""
     words = f"{system.process_name()} raised {type(error).__name__}: {error}"
     return b"!" + words.encode(errors="replace")
 
@@ -137,10 +134,10 @@ def result_key(name: Key) -> bytes:
 
 
 def value_of(name: Key, text: bytes) -> bytes:
-    """Return the value in `text`, the result of the work `name`.
+    """Return the value in `text`, the stored result of the work `name`.
 
     Raises:
-        WorkFailedError: the work raised an error, which `text` contains.
+        WorkFailedError: `text` is the result of work that raised an error.
         FscoordError: `text` is not a result.
     """
     if text[:1] == b"=":

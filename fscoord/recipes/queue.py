@@ -1,13 +1,12 @@
-"""`Queue` and `PriorityQueue`: work that is handed out at least once, and returns when its consumer dies.
+"""`Queue` and `PriorityQueue`: work queues that deliver each item at least once, even if consumers die.
 
-An item is a value of the store until it is done. A consumer takes it by writing a *claim* beside it, by
-compare-and-set. The claim counts as long as the consumer's session lives. So no item is lost if its consumer dies. The
-store's own queues can't promise that: a value that `~fscoord.Store.queue_pop` has returned to a process is gone if the
-process dies. kazoo's ``LockingQueue`` has the same idea: an item stays until it was processed, under a lock of its
-consumer.
+An item is a value of the store until its consumer acknowledges it. A consumer takes an item by writing a *claim* to a
+second key, by compare-and-set. The claim is valid while the consumer's session lives. So no item is lost if its
+consumer dies. `~fscoord.Store.queue_pop` can't promise this: if the process dies, the value that it popped is gone.
+kazoo's ``LockingQueue`` also keeps an item, under a lock of its consumer, until the item was processed.
 
-A consumer that finds no item deletes the wake-up key, looks for items once more, and sleeps until the key exists. So if
-an item is put after that look, the put creates the key again, and wakes the consumer.
+A consumer that finds no item deletes the wake-up key, lists the items once more, and sleeps until the key exists. A put
+after this listing creates the key again, and so wakes the consumer.
 """
 
 from __future__ import annotations
@@ -44,31 +43,31 @@ from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, sh
 from fscoord.store import Store, begin_span, needed_store
 
 LOOK_S: Final = 1.0
-"""How often a consumer looks for items whose consumers have died, while it waits or takes one item after another."""
+"""A consumer lists the items again after this many seconds, to find items whose consumers have died."""
 
 MIDDLE: Final = 1 << 31
-"""Added to a priority, so that its hexadecimal text sorts like the number."""
+"""Added to a priority to make it non-negative, so that its hexadecimal text sorts like the number."""
 
 
 class _Takeable(NamedTuple):
-    """An item that may be taken: its order key, and the claim of its last consumer, which died or released it."""
+    """A free item and its last claim. The claim of an item that no consumer has taken yet is `NEVER_TAKEN`."""
 
     order_key: bytes
     claim: Claim
 
 
 class Queue(Undoable):
-    """Items that are taken in the order in which they were put, each by one consumer at a time.
+    """A FIFO queue that delivers each item at least once. An item has one consumer at a time.
 
-    *At least once*: an item whose consumer dies before it calls `Item.ack` is handed out again, in its old place in
-    the order. So an earlier consumer may have done a part of the work. A `put` that fails with ``maybe_applied`` may
-    have put its item. Two items that are put at the same time may be taken in either order.
+    If a consumer dies before it calls `Item.ack`, the item is handed out again, at its old position. So an earlier
+    consumer may have done a part of the work. A `put` that fails with ``maybe_applied`` may have put its item. Two
+    items that are put at the same time may be taken in either order.
 
-    An item that kills each of its consumers, as by using up the memory, would come back first for ever. With
-    `max_deliveries`, the next `take` moves an item that was handed out that many times into the queue `dead_letter`.
-    This is a `Queue`, or a `PriorityQueue` in which the item keeps its priority.
+    An item may kill every consumer, for example by using up the memory. Without `max_deliveries` such an item is handed
+    out again and again. With `max_deliveries`, `take` moves an item that was handed out that many times to the queue
+    `dead_letter`. If `dead_letter` is a `PriorityQueue`, the item keeps its priority there.
 
-    Threads may share an object. Each `put` wakes all consumers that wait. kazoo's ``LockingQueue`` is a similar recipe.
+    Threads may share an object. Each `put` wakes all waiting consumers. kazoo's ``LockingQueue`` is a similar recipe.
 
     Args:
         store: the store that producers and consumers share.
@@ -114,7 +113,7 @@ class Queue(Undoable):
         return key_text(self._items.name)
 
     def put(self, value: Value) -> None:
-        """Append `value` as an item.
+        """Append `value` to the queue as an item.
 
         Raises:
             LimitExceededError: `value` is longer than a value of the store. Nothing was put.
@@ -122,25 +121,25 @@ class Queue(Undoable):
         self._put([value], 0)
 
     def put_all(self, values: Iterable[Value]) -> None:
-        """Append `values` as items, all or none. Items of other producers don't come between them.
+        """Append all `values` as items, or none of them. Items of other producers don't come between them.
 
         Raises:
-            LimitExceededError: a value is longer than a value of the store, or all together are longer than a
-                `~fscoord.Store.multi_set` may be. Nothing was put.
+            LimitExceededError: a value is longer than a value of the store, or the values together are too long for
+                one `~fscoord.Store.multi_set`. Nothing was put.
         """
         self._put(list(values), 0)
 
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
     def take(self, _got: list[Taken], _: object, block: bool = True, timeout: Timeout | None = None) -> WaitSteps[Item]:
-        """Take the first item that no consumer has. Wait if there is none.
+        """Take the first item that no living consumer has. Wait if there is none.
 
         Args:
             block: whether to wait.
             timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`.
 
         Raises:
-            QueueEmptyError: with ``block=False``, there is no such item.
-            StoreTimeoutError: there was no such item until the timeout.
+            QueueEmptyError: `block` is false and there is no free item.
+            StoreTimeoutError: there was no free item within the timeout.
         """
         awaited = Awaited(QUEUE, self.name)
         steps = as_one_wait(
@@ -154,7 +153,7 @@ class Queue(Undoable):
     def _await_item(
         self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
     ) -> WaitSteps[Item]:
-        """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
+        """Take an item. If this fails, the caller must pass `got`, which then has the claims, to `Items.put_back`."""
         given = self._timeout if timeout is None else timeout
         limit = to_seconds(self._store.timeout if given is None else given)
         end = system.time.monotonic() + limit
@@ -162,7 +161,7 @@ class Queue(Undoable):
         while True:
             item = self._take_now(got, end if block else math.inf)
             if item is not None:
-                if is_cleared and self._takeable:  # this call removed the key that announced the rest to other waiters
+                if is_cleared and self._takeable:  # this call deleted the key that would wake consumers for the rest
                     self._store.set(self._items.wakeup, b"1")
                 return item
             if not block:
@@ -171,7 +170,7 @@ class Queue(Undoable):
                 self._store.delete_key(self._items.wakeup)
                 self._looked = (-1.0, b"", b"")
                 is_cleared = True
-                if not is_last:  # after the deadline one more look: the key may have announced an item
+                if not is_last:  # list the items once more after the deadline: the key may have announced an item
                     is_last = system.time.monotonic() >= end
                     continue
             left = end - system.time.monotonic()
@@ -182,16 +181,16 @@ class Queue(Undoable):
                     waited=limit,
                 )
             with suppress(StoreTimeoutError):
-                # Includes consumers that died since the look: a death that is already recorded ends the wait at once.
+                # If a consumer died after the items were listed, its recorded death ends this wait at once.
                 consumers = [claim.session for claim in self._claims().values() if claim.session]
                 longest = min(LOOK_S, left)
                 yield WaitRequest(KEYS, [self._items.wakeup], longest, sessions=consumers, slow_logger=slow_logger)
             self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Contender]:
-        """Return the consumers that have items and are not known dead, in the order of the items.
+        """Return the consumers of taken items, without those that are known dead, in the order of the items.
 
-        `Contender.token` is the number of the item's deliveries, which is higher for each later consumer of the item.
+        `Contender.token` is the item's number of deliveries, which rises with each consumer of the item.
         """
         return [
             Contender(claim.owner, claim.session, claim.deliveries) for claim in self._living(self._claims()).values()
@@ -210,7 +209,7 @@ class Queue(Undoable):
         return self._items.claims(self._items.order_keys()[1])
 
     def _living(self, claims: dict[bytes, Claim]) -> dict[bytes, Claim]:
-        """Return each of `claims` whose consumer has not released the item and is not known dead."""
+        """Return the `claims` that are still valid: not released, and of a consumer that is not known dead."""
         dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
         return {order_key: claim for order_key, claim in claims.items() if claim.owner and claim.session not in dead}
 
@@ -228,7 +227,7 @@ class Queue(Undoable):
         """Take an item without waiting, or return None if there is none.
 
         Raises:
-            StoreTimeoutError: until `end`, or for the store's timeout, other consumers took each item first.
+            StoreTimeoutError: other consumers took every item first, until `end` or the store's timeout if earlier.
         """
         is_new = self._look()
         refusals = Refusals(self._store, self._items.name, end)
@@ -239,7 +238,7 @@ class Queue(Undoable):
                 raise_unless_absent(error)
                 if is_new:
                     return None
-                # Others took the items of the last look, and may have put more: only a new look shows "empty".
+                # Other consumers took all listed items. Only a new list can show that the queue is empty.
                 refusals.add()
                 is_new = self._look()
                 continue
@@ -249,10 +248,9 @@ class Queue(Undoable):
             is_new = False
 
     def _try(self, candidate: _Takeable, got: list[Taken]) -> Item | None:
-        """Claim the item, or return None if another consumer was first.
+        """Claim the item `candidate` and return it, or return None if another consumer was first.
 
-        `got` is filled before the claim is written. If the response is lost or Ctrl-C comes, the claim may have been
-        written.
+        The claim is put into `got` before it is written, because an interrupted write may still take effect.
         """
         claim = new_claim(self._store.register(), candidate.claim.deliveries + 1)
         key = self._items.claim_key(candidate.order_key)
@@ -260,7 +258,7 @@ class Queue(Undoable):
         if self._store.compare_set(key, candidate.claim.text, claim.text) != claim.text:
             return None
         data = self._store.get(self._items.item_key(candidate.order_key), default=None)
-        if data is None:  # another consumer finished it between the look and the claim
+        if data is None:  # another consumer acknowledged the item after it was listed
             self._store.delete_key(key)
             return None
         if data[:1] != b"=":
@@ -271,7 +269,10 @@ class Queue(Undoable):
         return Item(self._items, got[0], data[1:])
 
     def _move(self, taken: Taken, data: bytes, dead_letter: Queue) -> None:
-        """Move an item that this process has claimed. If it dies in between, the item is in both queues."""
+        """Move an item that this process has claimed to `dead_letter`.
+
+        If this process dies between the two steps, the item is in both queues.
+        """
         dead_letter._put([data], int(taken[0][:8], 16) - MIDDLE)
         self._items.remove(taken)
         logger(__name__).warning(
@@ -280,10 +281,10 @@ class Queue(Undoable):
         )
 
     def _look(self) -> bool:
-        """List the items that may be taken, unless the last list is up to date; return whether a new list was made.
+        """List the items that may be taken, unless the last list is valid. Return whether a new list was made.
 
-        The last list is up to date for `LOOK_S`, as long as no item was released and, in a priority queue, no item was
-        put. Such an item may precede the items of the list.
+        A list is valid for `LOOK_S`. It becomes invalid when an item is released or, in a priority queue, put, because
+        this item may precede the listed items.
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)
@@ -293,7 +294,7 @@ class Queue(Undoable):
         items, claims = self._items.order_keys()
         taken = self._items.claims(claims)
         living = self._living(taken)
-        for order_key in taken.keys() - living.keys() - items:  # its consumer died within `Items.remove`
+        for order_key in taken.keys() - living.keys() - items:  # a consumer died within `Items.remove`
             self._store.delete_key(self._items.claim_key(order_key))
         free = sorted(items.difference(living))
         self._takeable = deque(_Takeable(order_key, taken.get(order_key, NEVER_TAKEN)) for order_key in free)
@@ -305,9 +306,9 @@ class Queue(Undoable):
 
 
 class PriorityQueue(Queue):
-    """A `Queue` that hands out the item with the lowest priority first. Items of one priority keep their order.
+    """A `Queue` that hands out the item with the lowest `priority` first. Items of equal priority are FIFO.
 
-    If an item was put since the last `take`, the next `take` lists all items.
+    `take` lists all items if an item was put since the last `take`, so it is slower than in a `Queue`.
     """
 
     _is_sorted_by_time = False
@@ -325,7 +326,7 @@ class PriorityQueue(Queue):
         self._put([value], _check_priority(priority))
 
     def put_all(self, values: Iterable[Value], priority: int = 0) -> None:
-        """Add `values` as items of one priority, all or none; see `put` and `Queue.put_all`."""
+        """Add all `values` as items of the same `priority`, or none of them; see `put` and `Queue.put_all`."""
         self._put(list(values), _check_priority(priority))
 
 

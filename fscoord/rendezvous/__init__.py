@@ -1,6 +1,6 @@
-"""Rendezvous: nodes that are not known in advance find each other in a store, and agree on the nodes of each round.
+"""Rendezvous: nodes find each other through a store, and agree which nodes take part in each round of a job.
 
-Ranks that are known in advance find rank 0 by `static_rendezvous`.
+If the ranks are known in advance, they find the address of rank 0 by `static_rendezvous`.
 
 The names and their meaning follow ``torch.distributed.elastic.rendezvous``.
 """
@@ -75,6 +75,6 @@ __all__ = [
 ]
 
 RendezvousGracefulExitError = RendezvousGracefulExit
-"""The name in torch of `RendezvousGracefulExit`."""
+"""torch's name for `RendezvousGracefulExit`."""
 
 rendezvous_handler_registry.register("c10d", create_handler)

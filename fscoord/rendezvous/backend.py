@@ -1,14 +1,14 @@
-"""`C10dRendezvousBackend`: the state of a rendezvous under one key of a store, changed by compare-and-set.
+"""`C10dRendezvousBackend` keeps the state of a rendezvous under one key of a store, and changes it by compare-and-set.
 
-The nodes read and change that state through `SharedState`, which also wakes the other nodes after a change.
+The nodes read and change the state through `SharedState`, which also wakes the other nodes after a change.
 
-**How a node learns whether its write succeeded.** A store's compare-and-set returns the value that the key has
-afterwards. torch's c10d backend compares decoded states. So if a node writes a state that equals the present state, it
-takes its write for successful, and a state that was replaced and restored looks unchanged (the ABA problem). Here every
-write has a nonce of 96 random bits, in characters outside the alphabet of base64, which decoders skip (also
-`base64.b64decode` as torch calls it). So no two writes are equal. The returned value is the written value if and only
-if this write succeeded, and a token matches only one write. torch's backend can read these writes, and this backend can
-read torch's writes. Writes by torch have no nonce, so two writes of the same state by torch can't be distinguished.
+**How a node learns whether its write succeeded.** The compare-and-set of a store returns the new value of the key.
+torch's c10d backend compares decoded states. So if a node writes a state that equals the present state, torch reports
+success. A state that was replaced and restored looks unchanged (the ABA problem). Here every write has a nonce of 96
+random bits, so no two writes are equal. The compare-and-set returns the written value if and only if the write
+succeeded, and a token matches only one write. The nonce has characters outside the alphabet of base64. Decoders skip
+these characters, so torch's backend can read these writes, and this backend can read torch's writes. Writes by torch
+have no nonce, so two writes of the same state by torch can't be distinguished.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fscoord.rendezvous.state import State
 from fscoord.store import Store, needed_store, wait_on
 
 Token = Any
-"""Identifies one write of the state. Only the backend that returned it can interpret it."""
+"""Identifies one write of the state. Only the backend that returned the token can interpret it."""
 
 _NONCE_SIGNS = b"!#$%&*.,:;?@^_|~"
 _NONCE_SIZE = 12
@@ -38,7 +38,7 @@ _SIGN_OF = bytes(_NONCE_SIGNS[n % 16] for n in range(256))
 
 
 class RendezvousBackend(ABC):
-    """The storage in which the nodes of a rendezvous keep their common state."""
+    """The storage of the state that the nodes of a rendezvous share."""
 
     @property
     @abstractmethod
@@ -56,7 +56,7 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.
+        """Write `state` if the present state has this `token`. If `token` is None, write it if no state exists yet.
 
         Returns:
             The present state, its token, and whether this call wrote it. None means that the outcome is unknown, for
@@ -71,17 +71,17 @@ class RendezvousBackend(ABC):
 class StateStore(Protocol):
     """A store in which `C10dRendezvousBackend` can keep its state: any `~fscoord.Store`, or any store of torch.
 
-    A store of another package may return text. If the store also has ``check``, as all stores of fscoord and of torch
-    have, the backend distinguishes a removed key from a store that failed.
+    A store of another package may return text. All stores of fscoord and of torch also have ``check``. With ``check``
+    the backend can distinguish a removed key from a store that failed.
     """
 
     def get(self, key: str, /) -> bytes | str:
         """Return the value of `key`. If the key has no value, wait for one up to the store's timeout."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes | str:
-        """Set `key` to `desired` if its value is `expected`; return the value that the key has afterwards.
+        """Set `key` to `desired` if its value is `expected`. Return the new value of the key.
 
-        An empty `expected` also stands for a missing key.
+        An empty `expected` also matches a missing key.
         """
 
 
@@ -105,7 +105,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             raise ValueError("the run id is empty; give the rendezvous a name")
         self._store = needed_store(store, "get", "compare_set")
         self._key = "torch.rendezvous." + run_id
-        # `get` waits for a missing key. So the key gets a value at once, which stands for "no state".
+        # `get` waits for a missing key. So the key gets a value at once, which means "no state".
         with store_errors_as_rendezvous():
             store.compare_set(self._key, "", self._NULL_SENTINEL)
 
@@ -117,7 +117,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if no state exists yet; see `RendezvousBackend.get_state`."""
         with store_errors_as_rendezvous():
-            # Without a default, `get` would wait for a key that no node writes any more.
+            # Without a default, `get` would wait for a removed key, which no node writes any more.
             if isinstance(self._store, Store):
                 found = self._store.get(self._key, default=None)
             elif hasattr(self._store, "check") and not self._store.check([self._key]):
@@ -129,9 +129,9 @@ class C10dRendezvousBackend(RendezvousBackend):
             return self._decode(found)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.
+        """Write `state` if the present state has this `token`. If `token` is None, write it if no state exists yet.
 
-        A token that is not ASCII in ``bytes`` matches no state: nothing is written, and the present state is returned.
+        A token that is not ASCII ``bytes`` matches no state: nothing is written, and the present state is returned.
         See `RendezvousBackend.set_state` for the result and the errors.
         """
         if token is None:
@@ -141,7 +141,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         else:
             current = self.get_state()
             return None if current is None else (*current, False)
-        written = (b64encode(state) + _nonce()).decode()  # text, because a store of another package may take no bytes
+        written = (b64encode(state) + _nonce()).decode()  # a store of another package may accept only text
         with store_errors_as_rendezvous():
             found = _as_bytes(self._store.compare_set(self._key, expected, written))
         if found == expected.encode():  # a store returns the expected value if the key is missing
@@ -175,36 +175,36 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 
 def _as_bytes(value: bytes | str) -> bytes:
-    """Return `value`, which a store of another package may have returned as text."""
+    """Return `value` as bytes. A store of another package may have returned text."""
     return value.encode() if isinstance(value, str) else value
 
 
 def _nonce() -> bytes:
-    """Return 96 random bits, 4 in each character."""
+    """Return 96 random bits as 24 characters outside the alphabet of base64."""
     bits = system.random_bytes(_NONCE_SIZE)
     return bits.translate(_SIGN_OF) + bytes(byte >> 4 for byte in bits).translate(_SIGN_OF)
 
 
 POLL_INTERVAL_S = 1.0
-"""The longest pause between two reads of the state by a waiting node: a node may die before it wakes the others."""
+"""A waiting node reads the state again after this many seconds: a node may have died before it woke the others."""
 
 KEPT_RINGS = 64
-"""How many keys of changes are kept, and how many of settled rounds. If more changes pass between a look and its wait,
-that wait has to poll."""
+"""How many ``changed`` keys and how many ``settled`` keys are kept. If more changes come before a node begins to wait,
+the node polls."""
 
 
 class SharedState:
-    """The state, and keys that wake the nodes that wait for a change of it.
+    """Reads and changes the state of a rendezvous, waits for changes, and wakes other nodes.
 
-    Each change sets the key ``changed/{sequence}``. A change after which the round is complete, or the rendezvous
-    closed, also sets ``settled/{round}``.
+    Each change sets the key ``changed/{sequence}``. A change that completes the round or closes the rendezvous also
+    sets ``settled/{round}``.
 
     Args:
         backend: holds the state.
-        store: holds the keys that wake other nodes; a view for this purpose alone.
+        store: a view of the store that holds only the keys that wake other nodes.
 
     Attributes:
-        slow_logger: the wait of the node, of which each call of `wait` is a part; None: each call is a separate wait.
+        slow_logger: logs a warning if the calls of `wait` together take long; None: each call is a separate wait.
     """
 
     slow_logger: SlowWaitLogger | None = None
@@ -220,7 +220,7 @@ class SharedState:
         Raises:
             RendezvousStateError: there was a state before, and now there is none.
         """
-        was_there = self._has_been_there  # before the look: another thread may write the first state right after it
+        was_there = self._has_been_there  # read first, because another thread may write the first state meanwhile
         found = self._backend.get_state()
         if found is not None:
             self._has_been_there = True
@@ -233,11 +233,11 @@ class SharedState:
         return State(), None
 
     def write(self, state: State, token: Token | None) -> tuple[State, Token | None, bool]:
-        """Write `state` if the present state is the state of `token`.
+        """Write `state` if the present state has this `token`.
 
         Returns:
-            The present state, its token, and whether `state` was written. If the outcome is unknown, the third value is
-            whether the present state equals `state`.
+            The present state, its token, and whether `state` was written. If the backend does not know this, the third
+            value is whether the present state equals `state`.
         """
         found = self._backend.set_state(state.encode(), token)
         if found is None:  # the backend does not know whether it wrote
@@ -251,14 +251,14 @@ class SharedState:
         return now, token, is_written
 
     def change(self, rule: Callable[[State], State], limit: float | None = None) -> State:
-        """Replace the state by ``rule(state)``, and retry while other nodes change it; return the new state.
+        """Replace the state by ``rule(state)``, and retry if other nodes change it meanwhile. Return the new state.
 
         Args:
-            rule: computes the new state; called again after each write that was refused.
+            rule: computes the new state; called again after each failed write.
             limit: how many seconds to try; None means the store's timeout.
 
         Raises:
-            RendezvousTimeoutError: each write was refused until the limit.
+            RendezvousTimeoutError: no write succeeded within the limit.
         """
         state, token = self.read()
         backoff = Backoff(to_seconds(self._store.timeout) if limit is None else limit)
@@ -275,11 +275,11 @@ class SharedState:
         return state
 
     def wait(self, state: State, timeout: float) -> None:
-        """Wait until `state` has been changed, for at most `timeout` seconds. The call may return earlier."""
+        """Wait until another state has replaced `state`, for at most `timeout` seconds. The call may return earlier."""
         self._wait_for(f"changed/{state.sequence + 1}", timeout)
 
     def wait_until_settled(self, state: State, timeout: float) -> None:
-        """Wait until the round of `state` is complete, or the rendezvous closed, for at most `timeout` seconds."""
+        """Wait until the round of `state` is complete or the rendezvous is closed, for at most `timeout` seconds."""
         self._wait_for(f"settled/{state.round}", timeout)
 
     def _wait_for(self, key: str, timeout: float) -> None:
@@ -306,17 +306,17 @@ class SharedState:
 
 
 def latest_change(store: Store) -> int:
-    """Return the sequence number of the latest change that a key in `store` announces; 0 if there is none."""
+    """Return the sequence number of the latest ``changed`` key in `store`; 0 if there is none."""
     numbers = [name.removeprefix("changed/") for name in store.list_keys("changed/")]
     return max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=0)
 
 
 @contextmanager
 def store_errors_as_rendezvous() -> Iterator[None]:
-    """Turn the errors of a store into `~fscoord.RendezvousConnectionError`."""
+    """Convert the errors of a store to `~fscoord.RendezvousConnectionError`."""
     try:
         yield
-    except errors.RendezvousError:  # it already has the right type
+    except errors.RendezvousError:  # already an error of the rendezvous
         raise
     # FscoordError is a RuntimeError. The stores of c10d also raise LookupError and ValueError.
     except (RuntimeError, OSError, LookupError, ValueError) as error:

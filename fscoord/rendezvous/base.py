@@ -1,4 +1,4 @@
-"""`RendezvousHandler`: the interface of every kind of rendezvous; `RendezvousInfo`: one node's outcome of a round."""
+"""`RendezvousHandler` is the interface of all rendezvous. `RendezvousInfo` is the result of a round for one node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fscoord.store import Store
 
 
 class RendezvousHandler(ABC):
-    """One node's part in a rendezvous. The methods are those of torch's class of this name.
+    """Takes part in a rendezvous as one node. The methods are those of torch's ``RendezvousHandler``.
 
     `is_closed`, `set_closed` and `num_nodes_waiting` may raise `~fscoord.RendezvousConnectionError` if the store fails,
     and `~fscoord.RendezvousStateError` if the state is damaged. `set_closed` may also raise
@@ -30,14 +30,14 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the other nodes, and return the outcome of the next round.
+        """Wait until the next round has enough nodes, and return the rank of this node and the store of the round.
 
         Raises:
             RendezvousClosedError: the rendezvous has been closed.
             RendezvousTimeoutError: too few nodes joined within the join timeout.
             RendezvousConnectionError: the store failed.
             RendezvousStateError: the state of the rendezvous is damaged.
-            RendezvousGracefulExit: this node was spare, and the rendezvous closed.
+            RendezvousGracefulExit: this node was a spare, and the rendezvous has been closed.
         """
 
     @abstractmethod
@@ -46,7 +46,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def set_closed(self) -> None:
-        """Close the rendezvous: no node gets a further round of it."""
+        """Close the rendezvous, so that no further round begins."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
@@ -58,7 +58,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Close the rendezvous and release the handler's resources; return whether all steps succeeded."""
+        """Close the rendezvous and release the handler's resources. Return whether all steps succeeded."""
 
 
 _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
@@ -66,7 +66,7 @@ _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 
 @dataclass(frozen=True)
 class RendezvousStoreInfo:
-    """An address of rank 0, with a port that was free when it was published, for services that need a port.
+    """The address of rank 0, for a service that the nodes need. By default the port was free when it was published.
 
     Attributes:
         master_addr: a host name or an address.
@@ -85,17 +85,17 @@ class RendezvousStoreInfo:
         server_port: int | None = None,
         timeout: Timeout | None = None,
     ) -> RendezvousStoreInfo:
-        """Publish the address as rank 0, or wait for it as another rank.
+        """On rank 0, publish the address of rank 0. On any other rank, wait for this address. Return the address.
 
         Args:
             rank: this node's rank.
             store: the store of the round. The keys are ``MASTER_ADDR`` and ``MASTER_PORT``.
-            local_addr: rank 0's address; its host name by default.
+            local_addr: the address of rank 0; its host name by default.
             server_port: the port; by default a port that is free now.
             timeout: how long other ranks wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
-            StoreTimeoutError: rank 0 published nothing.
+            StoreTimeoutError: rank 0 published no address within the timeout.
             RendezvousStateError: another program has written these keys.
         """
         if rank == 0:
@@ -116,13 +116,13 @@ class RendezvousStoreInfo:
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """The outcome of a rendezvous for one node.
+    """The result of a round of a rendezvous for one node.
 
     Attributes:
-        store: a store for the nodes of this round alone.
+        store: a store that only the nodes of this round use.
         rank: this node's rank, 0 to `world_size` - 1.
         world_size: how many nodes take part.
-        bootstrap_store_info: an address of rank 0.
+        bootstrap_store_info: the address of rank 0.
     """
 
     store: Store

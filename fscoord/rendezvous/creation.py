@@ -1,4 +1,4 @@
-"""Create rendezvous from parameters: the endpoint, the store and its backend, the handler, the registry of handlers."""
+"""Creates the handler of a rendezvous from parameters. Has the registry of handlers and parses endpoints."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fscoord.store import Store
 from fscoord.stores.url import convert, open_store, parse_url, quoted
 
 _PREFIXES = {"etcd": "etcd://", "file": "file:", "hash": "mem:", "tcp": "tcp://"}
-"""The beginnings of the addresses of each ``store_type``."""
+"""Maps each ``store_type`` to the prefix of its addresses."""
 
 READ_TIMEOUT_S = 60
 
 OPTIONS = frozenset({"store_type", "read_timeout", "is_host", *SETTINGS})
 """The options of `create_handler`."""
 
-# An endpoint with a scheme is a URL. ``node1:29400`` is a host and its port, although it looks like one.
+# An endpoint with a scheme is a URL. ``node1:29400`` and ``file:29400`` are a host and a port.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(file|mem):(?![0-9]+$)", re.IGNORECASE)
 
 
 def check_options(names: Iterable[str]) -> None:
-    """Refuse names that are not options of `create_handler`, because such options would have no effect.
+    """Raise `ValueError` if `names` contains a name that is not an option of `create_handler`.
 
     Raises:
-        ValueError: some options are unknown. The message lists the known options.
+        ValueError: an option is unknown. The message lists the known options.
     """
     unknown = sorted(set(names) - OPTIONS)
     if unknown:
@@ -42,27 +42,27 @@ def check_options(names: Iterable[str]) -> None:
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
-    """Open the store that `params` name, and return the backend on it and the store.
+    """Open the store of the rendezvous that `params` describe. Return the backend and the store.
 
-    The option ``store_type`` determines how the endpoint is read: ``file`` (a path, or an empty text), ``tcp``
-    (``host[:port]``), ``etcd`` (``host[:port]``, or several of these with commas between them, and optionally
-    ``/prefix``) or ``hash`` (a name within this process). Without this option the endpoint determines the type:
+    The option ``store_type`` determines the form of the endpoint: ``file`` (a path, or an empty text), ``tcp``
+    (``host[:port]``), ``etcd`` (one or more ``host[:port]``, separated by commas, and optionally ``/prefix``) or
+    ``hash`` (a name within this process). Without this option the endpoint determines the type:
 
-    - An empty text is a temporary file, for this process and the processes to which it passes ``store.path``.
-    - A text that begins with ``file:`` or contains a slash is a file. ``scheme://...`` is a store of that scheme.
-    - ``host[:port]`` is a TCP store on that host, never a file of that name.
+    - An empty text is a temporary file. Other processes must get its path, ``store.path``, from this process.
+    - A text that begins with ``file:`` or contains a slash is a file. ``scheme://...`` is a store of this scheme.
+    - ``host[:port]`` is a TCP store on this host, never a file of this name.
 
-    The option ``read_timeout`` is the number of seconds that operations of the store wait (60, or the ``timeout`` in
-    the address). The option ``is_host``, for ``tcp``, is whether this process hosts the store. An ``is_master`` in the
-    address ``tcp://host:port?...`` overrides ``is_host``. Without both, this process hosts the store if the endpoint
-    names this host. The caller closes the store. The id of the rendezvous is a part of its key, and never the store's
-    own run id.
+    The option ``read_timeout`` is how many seconds operations of the store wait. The default is the ``timeout`` in the
+    address, or else 60. The option ``is_host``, for ``tcp``, is whether this process hosts the store. An ``is_master``
+    in the address ``tcp://host:port?...`` overrides ``is_host``. Without both, this process hosts the store if the
+    endpoint names this host. The caller closes the store. The run id of the rendezvous is a part of its key, and is
+    never used as the run of the store.
 
     Events record the process that hosts the store, the path of a temporary file, and every failure.
 
     Raises:
         ValueError: an option, the endpoint or the run id is invalid.
-        RendezvousConnectionError: the store can't be opened; ``__cause__`` is the store's error.
+        RendezvousConnectionError: the store can't be opened; ``__cause__`` is the error of the store.
     """
     store = None
     try:
@@ -76,10 +76,10 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """Open the store that `params` name, and return a handler on it, whose `shutdown` closes the store.
+    """Open the store that `params` describe, and return a handler that uses it. Its `shutdown` closes the store.
 
-    `get_rendezvous_handler` calls this for the backend ``c10d``. The options are those of `create_backend` and of
-    `RendezvousSettings.from_parameters`. Other options have no effect; `check_options` refuses them.
+    `get_rendezvous_handler` calls this function for the backend ``c10d``. The options are those of `create_backend` and
+    of `RendezvousSettings.from_parameters`. Other options have no effect; `check_options` refuses them.
 
     Raises:
         ValueError: an option, the endpoint or the run id is invalid.
@@ -91,7 +91,7 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
 
 
 def _address(params: RendezvousParameters) -> str:
-    """Return the address of the store that `params` name. An empty address stands for a temporary file."""
+    """Return the address of the store that `params` describe; empty for a temporary file."""
     endpoint = str(system.os.fspath(params.endpoint or "")).strip()
     given = params.get("store_type")
     if given is None and _URL.match(endpoint):
@@ -105,8 +105,8 @@ def _address(params: RendezvousParameters) -> str:
         return endpoint
     if "://" in endpoint:
         raise ValueError(
-            f"the endpoint {endpoint!r} is not an address for store_type={store_type}: it must begin with {prefix}, or"
-            " name only the place"
+            f"the endpoint {endpoint!r} is not an address for store_type={store_type}: it must begin with {prefix} or"
+            " have no scheme"
         )
     if store_type == "tcp":
         host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
@@ -118,7 +118,7 @@ def _address(params: RendezvousParameters) -> str:
 
 
 def is_file_name(endpoint: str) -> bool:
-    """Return whether `endpoint` looks like a bare name. `create_backend` takes a bare name for a host."""
+    """Return whether `endpoint` is a bare name. `create_backend` takes a bare name for a host, never for a file."""
     is_name = re.fullmatch("[^/:]+", endpoint) is not None
     return is_name and endpoint != "localhost" and not network.is_ip_address(endpoint)
 
@@ -147,13 +147,13 @@ def _open_temporary(params: RendezvousParameters, timeout: int) -> Store:
     try:
         store = FileStore(timeout=timeout)
     except (FscoordError, OSError) as error:
-        raise RendezvousConnectionError(f"no temporary file for the rendezvous: {error}") from error
+        raise RendezvousConnectionError(f"can't create a temporary file for the rendezvous: {error}") from error
     message = f"Process {system.os.getpid()} hosts the rendezvous in the temporary file {store.path}"
     construct_and_record_rdzv_event(params.run_id, message, NodeState.INIT)
     if params.min_nodes > 1:
         text = (
-            "the rendezvous %r has no endpoint, so other nodes can find it only if they are told of %s;"
-            " pass a path that all of them can reach as the endpoint"
+            "the rendezvous %r has no endpoint, so it uses the temporary file %s, which other nodes do not know;"
+            " pass a path that all nodes can reach as the endpoint"
         )
         logger(__name__).warning(text, params.run_id, store.path)
     return store
@@ -162,7 +162,7 @@ def _open_temporary(params: RendezvousParameters, timeout: int) -> Store:
 def _open_tcp(
     params: RendezvousParameters, address: str, host: str, own: dict[str, str], options: dict[str, Any]
 ) -> Store:
-    """Open the TCP store at `address`, and host it if `host` is this machine. `own` are the options in the address."""
+    """Open the TCP store at `address`, whose options are `own`. By default host it if `host` is this machine."""
     told = convert(own, "tcp").get("is_master", params.get_as_bool("is_host"))
     name = parse_rendezvous_endpoint(host, DEFAULT_PORT)[0]
     is_host = matches_machine_hostname(name) if told is None else told
@@ -182,37 +182,37 @@ def _open_tcp(
 
 
 ENTRY_POINTS = "fscoord.rendezvous"
-"""The group of entry points by which other packages add backends. Each entry is a `RendezvousHandlerCreator`."""
+"""Other packages register backends as entry points of this group. Each entry is a `RendezvousHandlerCreator`."""
 
 
 class RendezvousHandlerCreator(Protocol):
-    """A function that returns the handler for the given parameters."""
+    """The type of a function that creates the handler of a backend."""
 
     def __call__(self, params: RendezvousParameters, /) -> RendezvousHandler:
-        """Return the handler for `params`."""
+        """Create the handler that `params` describe."""
 
 
 class RendezvousHandlerRegistry:
-    """The creators of handlers by the name of their backend."""
+    """Maps the name of each backend to the function that creates its handlers."""
 
     def __init__(self) -> None:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Let `create_handler` use `creator` for `backend`. A second call with the same pair does nothing.
+        """Register `creator` for the name `backend`. A second call with the same arguments does nothing.
 
         Raises:
             ValueError: the name is empty, or another creator is registered for `backend`.
         """
         if not backend:
             raise ValueError("the rendezvous backend needs a name")
-        if self._creators.setdefault(backend, creator) != creator:  # each access to a method makes an object of its own
+        if self._creators.setdefault(backend, creator) != creator:  # `is` would fail: bound methods are made anew
             raise ValueError(
                 f"the rendezvous backend {backend!r} is registered already, with another creator; use another name"
             )
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        """Return the handler that the creator registered for ``params.backend`` makes from `params`.
+        """Create a handler for `params` with the creator that is registered for ``params.backend``.
 
         Raises:
             ValueError: no creator is registered for that backend.
@@ -225,13 +225,13 @@ class RendezvousHandlerRegistry:
         handler = creator(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(
-                f"the creator of the rendezvous backend {params.backend!r} returned a handler of"
+                f"the creator of the rendezvous backend {params.backend!r} returned a handler of the backend"
                 f" {handler.get_backend()!r}"
             )
         return handler
 
     def load_entry_points(self) -> None:
-        """Register the entry points in the group ``fscoord.rendezvous``; log a warning for each that does not load."""
+        """Register the entry points of the group ``fscoord.rendezvous``. If one fails to load, log a warning."""
         from importlib.metadata import entry_points
 
         for entry in entry_points(group=ENTRY_POINTS):
@@ -247,27 +247,27 @@ rendezvous_handler_registry: RendezvousHandlerRegistry = RendezvousHandlerRegist
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Return a handler for `params`, made by the creator that is registered for ``params.backend``.
+    """Create a handler for `params` with the creator that is registered for ``params.backend``.
 
     Raises:
-        ValueError: no creator is registered for that backend. The other errors are those of the creator; see
-            `create_handler` for the backend ``c10d``.
+        ValueError: no creator is registered for this backend. The other errors are those of the creator; for the
+            backend ``c10d`` see `create_handler`.
     """
     rendezvous_handler_registry.load_entry_points()
     return rendezvous_handler_registry.create_handler(params)
 
 
 DEFAULT_PORT = 29400
-"""The port of a TCP rendezvous whose endpoint names no port. torch has the same default."""
+"""The default port of a TCP rendezvous, as in torch."""
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """Return host and port of ``host``, ``host:port``, ``[v6]``, ``[v6]:port`` or a bare IPv6 address.
+    """Parse ``host``, ``host:port``, ``[v6]``, ``[v6]:port`` or a bare IPv6 address, and return the host and the port.
 
-    Without a port it is `default_port`. An empty endpoint is ``localhost``. A text with two or more colons and no
-    brackets is an address without a port (torch takes the ``1`` of ``::1`` for a port).
+    If the endpoint has no port, the port is `default_port`. An empty endpoint is ``localhost``. A text with two or more
+    colons and no brackets is an IPv6 address without a port. (torch would parse the ``1`` of ``::1`` as a port.)
 
     Raises:
         ValueError: the port is not an integer from 0 to 65535, or the host is neither a name nor an address.
@@ -294,7 +294,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 
 def matches_machine_hostname(host: str) -> bool:
-    """Return whether `host`, a name or an address, is this machine, as far as its resolver knows.
+    """Return whether the name or address `host` resolves to this machine.
 
     The result determines whether this process hosts a TCP store, unless the option ``is_host`` is given.
     """

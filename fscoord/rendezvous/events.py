@@ -1,6 +1,6 @@
-"""The events of a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``.
+"""Logs the events of a rendezvous as lines of JSON to the logger ``fscoord.rendezvous.events``.
 
-Each log record also has the event's message alone, as an attribute, which the command ``fscoord run`` shows.
+Each log record also has an attribute with the message of the event. The command ``fscoord run`` shows this message.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
 FOR_PEOPLE: Final = "fscoord_for_people"
-"""The attribute of a log record in which an event has its message. Programs show the message to people."""
+"""The name of the attribute of a log record that has the event's message for people."""
 
 NUMBERS: Final = frozenset({"pid", "rank", "local_id"})
-"""The fields of an event that are numbers. The others are text."""
+"""The fields of an event that are numbers. All other fields are text."""
 
 
 _NODE = re.compile(r"(\S+)_([0-9]+)_[0-9]+_[0-9a-f]{12}(_s[0-9]+)?\b")
 
 
 def shorten_names(text: str) -> str:
-    """Return `text` with each name of a node as ``host:pid``, without the numbers that distinguish handlers."""
+    """Replace each name of a node in `text` by ``host:pid``."""
     return _NODE.sub(r"\1:\2", text)
 
 
 class NodeState(str, Enum):
-    """The state of a node at an event."""
+    """The state of a node when an event is recorded."""
 
     INIT = "INIT"
     RUNNING = "RUNNING"
@@ -44,7 +44,7 @@ class NodeState(str, Enum):
 
 @dataclass
 class RdzvEvent:
-    """One event of a rendezvous. The fields are torch's.
+    """One event of a rendezvous. The fields are those of torch's ``RdzvEvent``.
 
     Attributes:
         name: the function that recorded the event, ``module.function`` by default.
@@ -54,9 +54,9 @@ class RdzvEvent:
         pid: the node's process id.
         node_state: the node's state.
         master_endpoint: the address that rank 0 published.
-        rank: the node's rank, once it has one.
+        rank: the node's rank; None before it has one.
         local_id: the number of the handler in its process.
-        error_trace: the traceback, after a failure.
+        error_trace: the traceback of a failure; empty for other events.
     """
 
     name: str
@@ -76,7 +76,7 @@ class RdzvEvent:
 
     @classmethod
     def deserialize(cls, data: str | RdzvEvent) -> RdzvEvent:
-        """Return the event in `data`, which `serialize` has written. An event is returned unchanged.
+        """Parse `data`, the result of `serialize`. If `data` is an event, return it unchanged.
 
         Raises:
             ValueError: `data` is not an event.
@@ -108,18 +108,18 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> RdzvEvent:
-    """Log an event as JSON, a failure as an error and every other event as information, and return it.
+    """Create an event, log it as JSON, and return it. A failure has the level ERROR, any other event the level INFO.
 
     Args:
         run_id: the name of the rendezvous.
         message: the description of the event.
-        node_state: the node's state. With `NodeState.FAILED` the event gets the traceback of the handled exception.
+        node_state: the node's state. With `NodeState.FAILED` the event has the traceback of the current exception.
         name: the function that records the event; the caller's ``module.function`` by default.
         hostname: the node's host; by default this host.
         pid: the node's process id; by default the id of this process.
         master_endpoint: the address that rank 0 published.
         local_id: the number of the handler in its process.
-        rank: the node's rank, once it has one.
+        rank: the node's rank; None before it has one.
     """
     is_failure = node_state is NodeState.FAILED
     event = RdzvEvent(

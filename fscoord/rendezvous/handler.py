@@ -1,4 +1,4 @@
-"""`DynamicRendezvousHandler`: one node's part in a rendezvous, on any store."""
+"""`DynamicRendezvousHandler` takes part in a rendezvous as one node, on any store."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
-"""While a node waits for the address of rank 0, it checks at this interval, in seconds, whether the round is broken."""
+"""A node that waits for the address of rank 0 checks at this interval, in seconds, whether the round is broken."""
 
 POLLS_PER_S = 8
-"""How many polls the participants of a round that forms make together in a second, except the first participant."""
+"""How many polls per second the participants of a forming round make together, not counting the first participant."""
 
 SETTLED_POLL_S = 5.0
-"""The longest time, in seconds, between two polls of such a participant."""
+"""The longest time, in seconds, between two polls of a participant that is not the first."""
 
 SLOW_WRITE_S = 0.002
-"""How long a write that was refused must have taken, in seconds, for a random pause before the next one."""
+"""If a failed compare-and-set took at least this long, in seconds, a random pause precedes the next one."""
 
 SPREAD = 2.0
-"""The longest random pause after a write that was refused, in times that the write took."""
+"""The longest random pause after a failed compare-and-set, as a multiple of its duration."""
 
 H = TypeVar("H", bound="DynamicRendezvousHandler")
 
@@ -62,16 +62,16 @@ _local_ids = itertools.count()
 
 
 class Progress(NamedTuple):
-    """The progress of a forming round, for one of its waiting nodes.
+    """The progress of a round, as a waiting node sees it.
 
     Attributes:
         nodes: the number of nodes that have joined the round.
-        min_nodes: the least number of nodes in a round.
-        max_nodes: the greatest number of nodes in a round.
+        min_nodes: the minimal number of nodes in a round.
+        max_nodes: the maximal number of nodes in a round.
         waited: how long this node has waited, in seconds.
-        left: how long the wait may still last, in seconds. If there are enough nodes, this is the time for which the
-            round still waits for more nodes.
-        is_running: whether the present round is complete without this node, so that this node waits for the next round.
+        left: how long this node waits at most from now on, in seconds. If there are enough nodes, the round completes
+            without more nodes after this time.
+        is_running: whether the present round runs without this node, so that this node waits for the next round.
     """
 
     nodes: int
@@ -83,29 +83,29 @@ class Progress(NamedTuple):
 
 
 def short_names(nodes: Iterable[str]) -> str:
-    """Return the names of `nodes` for people; see `shorten_names`."""
+    """Return the short names of `nodes`, separated by commas; see `shorten_names`."""
     return ", ".join(map(shorten_names, nodes))
 
 
 class DynamicRendezvousHandler(RendezvousHandler):
-    """A rendezvous of ``min_nodes`` to ``max_nodes`` nodes, which may come and go.
+    """Takes part, as one node, in a rendezvous of ``min_nodes`` to ``max_nodes`` nodes. Nodes may come and go.
 
-    A handler is one node. Each call of `next_rendezvous` waits for one round. Waiting nodes sleep until the store
-    wakes them. From the first call on, a thread sends a keep-alive every ``keep_alive_interval``.
+    Each call of `next_rendezvous` waits for one round. Waiting nodes sleep until the store wakes them. After the first
+    call, a thread sends a keep-alive every ``keep_alive_interval``.
 
-    The end of a ``with`` calls `shutdown`. A forked child must create a handler of its own.
+    The end of a ``with`` block calls `shutdown`. A forked child must create its own handler.
 
     Args:
-        settings: the settings, which are the same on all nodes.
+        settings: the settings, which must be the same on all nodes.
         backend: the backend that keeps the state.
-        store: the store that the nodes share; each round gets a view of it. It stays open, unless `owns_store`.
+        store: the store that the nodes share. Each round uses keys with a prefix of its own.
         local_addr: the address by which other nodes reach this node; its host name by default.
-        owns_store: whether `shutdown` closes the store, too.
-        late_nodes: the number of nodes up to which a new node may join a job that has begun. A node that finds no place
-            raises `~fscoord.RendezvousError`. None: up to ``max_nodes``, and a node without a place waits as a spare.
+        owns_store: whether `shutdown` closes the store.
+        late_nodes: how many nodes a running job may have if new nodes join it. A new node beyond this number raises
+            `~fscoord.RendezvousError`. None: the number is ``max_nodes``, and a new node beyond it waits as a spare.
 
     Attributes:
-        on_wait: called with the progress of the round before each step of a wait in `next_rendezvous`, or None.
+        on_wait: if not None, `next_rendezvous` calls it with the progress of the round each time before it waits.
     """
 
     on_wait: Callable[[Progress], object] | None = None
@@ -151,7 +151,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_interval: Timeout = 5,
         keep_alive_max_attempt: int = 3,
     ) -> H:
-        """Return a handler. The arguments are torch's; `RendezvousSettings` describes them and their errors."""
+        """Create a handler from torch's arguments. For the arguments and errors see `RendezvousSettings`."""
         settings = RendezvousSettings(
             run_id, min_nodes, max_nodes, timeout, keep_alive_interval, keep_alive_max_attempt
         )
@@ -164,7 +164,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def node(self) -> str:
-        """The unique name of this node: its address, its process, a number in the process, and a nonce."""
+        """The unique name of this node: its address, its pid, the number of the handler in the process, and a nonce."""
         return self._node
 
     @property
@@ -174,12 +174,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def life(self) -> int:
-        """The number of this job among the jobs of this name in this store, from 0; -1 before the first round."""
+        """How many jobs with this run id ended in this store before this job; -1 before this node has joined."""
         return -1 if self._life is None else self._life
 
     @property
     def round(self) -> int:
-        """The number of the round that `next_rendezvous` returned last, over all lives; -1 before the first."""
+        """The number of the round that `next_rendezvous` returned last, counted over all jobs; -1 before the first."""
         return -1 if self._returned is None else self._returned
 
     @property
@@ -196,15 +196,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._settings.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the other nodes, and return the outcome of the next round.
+        """Wait until the next round has enough nodes, and return the rank of this node and the store of the round.
 
         Raises:
             RendezvousClosedError: the rendezvous has been closed.
             RendezvousTimeoutError: too few nodes joined within the join timeout.
             RendezvousConnectionError: the store failed.
             RendezvousStateError: the state of the rendezvous is damaged.
-            RendezvousGracefulExit: this node was spare, and the rendezvous closed.
-            RendezvousError: another job has the rendezvous, and no place for this node (see `late_nodes`).
+            RendezvousGracefulExit: this node was a spare, and the rendezvous has been closed.
+            RendezvousError: another job uses the rendezvous and has no place for this node; see `late_nodes`.
         """
         self._record("comes to the rendezvous", NodeState.INIT)
         span = tracing.begin("rendezvous", self.get_run_id(), "", None, "node", self._node)
@@ -234,13 +234,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return state.closed or not self._is_mine(state)
 
     def set_closed(self) -> None:
-        """Close the rendezvous: no node gets a further round of it."""
+        """Close the rendezvous, so that no further round begins."""
         self._shared.change(lambda state: replace(state, closed=True) if self._is_mine(state) else state)
 
     def num_nodes_waiting(self) -> int:
-        """Return how many of the waiting nodes would take part in another round.
+        """Return how many waiting nodes would take part in another round.
 
-        When the round of this node is over, the number is at least 1, so that an agent that polls it joins again.
+        If the round of this node is over, the number is at least 1. So an agent that polls the number joins again.
         """
         state, _ = self._shared.read()
         if not state.complete:
@@ -250,20 +250,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return max(1, count) if self._returned is not None and not self._is_current(state) else count
 
     def is_current(self) -> bool:
-        """Return whether the round that `next_rendezvous` returned last is still complete, with all its nodes."""
+        """Return whether the round that `next_rendezvous` returned last still goes on with all its nodes."""
         return self._is_current(self._shared.read()[0])
 
     def lost_nodes(self) -> list[str]:
-        """Return the participants of this node's round that have died or left since."""
+        """Return the participants of this node's round that have died or left since the round began."""
         present = self._shared.read()[0].present
         return [node for node in self._participants if node not in present]
 
     def leave(self) -> None:
-        """Remove this node. The other nodes continue without it in another round, and the rendezvous stays open."""
+        """Remove this node from the rendezvous. The other nodes continue without this node in another round."""
         self._shared.change(self._without_this)
 
     def depart(self) -> bool:
-        """Remove this node and release the handler's resources, as `shutdown`, but leave the rendezvous open."""
+        """Remove this node and release the handler's resources. Unlike `shutdown`, do not close the rendezvous."""
         return self._end(self._without_this)
 
     def shutdown(self) -> bool:
@@ -341,7 +341,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             slow_wait.end()
 
     def _agree(self, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> State:
-        """Return the complete round that this node takes part in."""
+        """Join the rendezvous, wait for a complete round with this node, and return the state of the round."""
         state, token = self._shared.read()
         writes, backoff = 0, Backoff(math.inf)
         waited_for: State | None = None
@@ -356,7 +356,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 alive, dead = self._keep_alive.check(state, everyone=True)
                 observed = replace(observed, dead=observed.dead | dead, alive=alive)
                 decision = decide(state, self._node, self._limits, observed)
-            # The last look before the deadline may still write, but a write that is refused is not repeated after it.
+            # A first write is allowed even if the deadline has passed. A failed write is not repeated after it.
             if decision.verdict is Verdict.WRITE and not (writes and deadlines.is_over(state, self._node)):
                 writes += 1
                 began = system.time.monotonic()
@@ -369,8 +369,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return state
             if decision.verdict is Verdict.CLOSED:
                 raise RendezvousClosedError(
-                    f"the rendezvous {self.get_run_id()!r} has been closed; when its nodes have ended, another one"
-                    " under this name can begin"
+                    f"the rendezvous {self.get_run_id()!r} has been closed; start a new one with this id after all its"
+                    " nodes have ended, or use another id"
                 )
             if decision.verdict is Verdict.REFUSED:
                 raise RendezvousError(self._held(decision.state))
@@ -389,10 +389,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _read_apart(
         self, state: State, token: Token | None, took: float, deadlines: RoundDeadlines
     ) -> tuple[State, Token | None]:
-        """Pause for a random time after a write that was refused, and read the state again.
+        """Pause for a random time after a failed compare-and-set that took `took` seconds. Return the new state.
 
-        `took` is the duration of the write, in seconds. The longer it is, the more nodes wait for the store's lock. If
-        all of them repeated their writes at once, one write would succeed, and the others would be refused again.
+        A long write means that many nodes wait for the store's lock. If all of them repeated their writes at once, only
+        one write would succeed. After a short write, return `state` and `token` at once.
         """
         if took < SLOW_WRITE_S:
             return state, token
@@ -400,11 +400,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._shared.read()
 
     def _wait(self, state: State, deadlines: RoundDeadlines) -> None:
-        """Wait for a change of `state` that may need an action of this node, or until the next poll.
+        """Wait for a change of `state` to which this node may have to react, or until the next poll.
 
-        Each node that joins changes the state. Only the first participant reads the state after each of these changes:
-        if all participants did, the number of their requests would grow with the square of the number of nodes. For the
-        same reason the interval of the other participants' polls grows with their number.
+        Each node that joins changes the state. Only the first participant reads the state after each of these changes.
+        If all participants did, the number of requests would grow with the square of the number of nodes. For the same
+        reason the other participants poll less often if there are many of them.
         """
         if self._node in state.participants[1:] and not (state.complete or state.closed):
             pause = POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S
@@ -414,10 +414,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._shared.wait(state, deadlines.left())
 
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
-        """Return whether this node must probe every node, because the result may change its `decision`.
+        """Return whether this node must probe all other nodes, because the result may change its `decision`.
 
-        The first participant has seen the other nodes join, so it usually completes the round. Any other node probes
-        only if the state was the same before and after a wait. Otherwise all nodes would probe all other nodes.
+        Usually the first participant completes the round. Any other node probes only if the state did not change during
+        a wait. Otherwise all nodes would probe all other nodes.
         """
         is_first = state.participants[:1] == (self._node,)
         return (is_first or state == waited_for) and decision != decide(
@@ -441,8 +441,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return (
             f"the rendezvous {self.get_run_id()!r}{place} belongs to a job that {begun} on {nodes}"
             f" ({short_names(sorted(state.present))}) and has no place for this node: wait until that job has ended, or"
-            " start this one with another endpoint or id. A node can join a job that runs if all nodes have been given"
-            f" its id and a larger maximum of nodes (--rdzv-id, --nnodes MIN:MAX){self._store._closer_look()}"
+            " start this node with another endpoint or id. To let nodes join a running job, start all its nodes with"
+            f" the same --rdzv-id and with --nnodes MIN:MAX{self._store._closer_look()}"
         )
 
     def _waits_for(self, state: State) -> str:
@@ -457,7 +457,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return f"it needs {count} nodes, and has {found}"
 
     def _prepare(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
-        """Return the outcome of the round for this node, or None if the round was broken meanwhile."""
+        """Publish or read the address of rank 0, and return the result of the round. Return None if it was broken."""
         rank, first = state.participants.index(self._node), state.participants[0]
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{state.round}", self._store)
         while True:
@@ -475,8 +475,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} has been closed by rank 0 ({first})")
             if deadlines.is_over(now, self._node):
                 raise RendezvousTimeoutError(
-                    f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} has not published its address; look at"
-                    " that node"
+                    f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} has not published its address in time;"
+                    " check this node"
                 )
             slow_wait.warn_if_due(lambda: f"the address of rank 0 ({first}) of rendezvous {self.get_run_id()!r}")
 
@@ -489,7 +489,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
 
 class RoundDeadlines:
-    """The deadlines of one call of `next_rendezvous`, by this node's own clock."""
+    """Tracks the deadlines of one call of `next_rendezvous` by this node's own clock."""
 
     def __init__(self, limits: Limits, timeout: RendezvousTimeout) -> None:
         self._limits = limits
@@ -501,7 +501,10 @@ class RoundDeadlines:
         self._enough: tuple[int, float] | None = None
 
     def observe(self, state: State) -> tuple[bool, bool]:
-        """Return whether the last call is over, and whether the time for which places are reserved is over."""
+        """Return `Observed.is_last_call_over` and `Observed.is_reserve_over` for `state`.
+
+        Both periods last ``last_call``. The first begins when there are enough nodes, the second with the round.
+        """
         now = system.time.monotonic()
         has_enough = len(state.participants) >= self._limits.min_nodes
         self._forming = _mark(self._forming, state.round, now, not state.complete)
@@ -509,14 +512,14 @@ class RoundDeadlines:
         return self._is_past(self._enough, now), self._is_past(self._forming, now)
 
     def is_over(self, state: State, node: str) -> bool:
-        """Return whether the call has timed out; a spare node never times out."""
+        """Return whether the call of `node` has timed out. A spare node never times out."""
         now = system.time.monotonic()
         if state.complete and node in state.waiting and len(state.participants) >= self._limits.max_nodes:
             self._deadline = now + self._join
         return now >= self._deadline
 
     def left(self, longest: float = POLL_INTERVAL_S) -> float:
-        """Return the time, in seconds and at most `longest`, until the caller must observe the state again."""
+        """Return how many seconds remain until the next deadline, at most `longest`."""
         now = system.time.monotonic()
         marks = [mark[1] + self._last_call for mark in (self._forming, self._enough) if mark is not None]
         ends = [end - now for end in (*marks, self._deadline) if end > now]
@@ -535,7 +538,7 @@ class RoundDeadlines:
 
 
 def _mark(mark: tuple[int, float] | None, number: int, now: float, holds: bool) -> tuple[int, float] | None:
-    """Return the round `number` and the time since which a condition `holds` in it; None if it does not hold."""
+    """Return (round `number`, when a condition began to hold), or None if not `holds`. `mark` is the last result."""
     if not holds:
         return None
     return mark if mark is not None and mark[0] == number else (number, now)

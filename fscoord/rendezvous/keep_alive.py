@@ -1,17 +1,16 @@
-"""`KeepAliveThread`: sends this node's keep-alives, and evicts dead nodes from the state, from a thread of its own.
+"""`KeepAliveThread` sends the keep-alives of this node, and evicts dead nodes from the state of the rendezvous.
 
-Where the store detects dead sessions (`~fscoord.Store.has_liveness`), a node is a session of the store, and its name
-ends in the session's number. Nothing has to be written then. Elsewhere each node increments a key, and a
-`FailureDetector` watches the keys of the others.
+If the store detects dead sessions (`~fscoord.Store.has_liveness`), each node has a session in the store, and its name
+ends in the number of this session. Then no keep-alives are written. On any other store each node increments a key, and
+a `FailureDetector` watches the keys of the other nodes.
 
-**The ring.** With sessions, a node does not probe all others, because the probes of all nodes together would grow with
-the square of their number. The names of the nodes, in their order, form a ring, and each node watches its next
-`NEIGHBOURS` living successors, as in the failure detectors of Chord and of SWIM's successors. At each tick a node
-probes its successors one after another. It passes over dead nodes, and ends when it has found `NEIGHBOURS` living nodes
-or has reached itself. So, however many nodes die at once, each dead node is probed by the nearest living node before it
-in the ring, at that node's next tick, which is at most one keep-alive interval later. A watcher that is stopped
-(SIGSTOP) lives, but does not tick. Every node has several watchers, so that it is watched even if one of them is
-stopped.
+**The ring.** With sessions, a node does not probe all other nodes, because the number of probes would grow with the
+square of the number of nodes. The sorted names of the nodes form a ring, and each node watches its next `NEIGHBOURS`
+living successors, as in the failure detectors of Chord and of systems derived from SWIM. At each tick a node probes its
+successors in order. It skips dead nodes, and ends when it has found `NEIGHBOURS` living nodes or has reached itself. So
+the nearest living predecessor of a dead node finds the death within one keep-alive interval, even if many nodes die at
+once. A stopped node (SIGSTOP) counts as living, but does not tick. Each node has several watchers, so that one stopped
+watcher does no harm.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ NEIGHBOURS = 3
 """How many living successors in the ring a node watches."""
 
 TICKS_PER_READ = 6
-"""After how many ticks the state is read in any case. A node that changed it may have died before it rang."""
+"""The state is read at least once in this many ticks, because a node may die before it announces its change."""
 
 _SESSION = re.compile(r"_s([0-9]{1,19})$")
 
 
 class KeepAliveThread:
-    """The thread that sends the keep-alives of one node, and evicts dead nodes.
+    """Sends the keep-alives of one node, and evicts dead nodes, in a thread.
 
     Args:
-        shared: the state.
-        store: a handle for this object alone, which `stop` closes.
-        name: the node's name; where the store has sessions, the number of the node's session is appended.
-        settings: the interval of keep-alives, and how many a node may miss.
+        shared: the state of the rendezvous.
+        store: a handle that only this object uses. `stop` closes it.
+        name: the name of the node. If the store has sessions, the number of the node's session is appended.
+        settings: the interval of keep-alives, and how many keep-alives a node may miss.
 
     Attributes:
         node: the name of the node.
@@ -57,15 +56,15 @@ class KeepAliveThread:
         self._detector = FailureDetector(self._interval, settings.keep_alive_max_attempt)
         self._renew()
         self._is_inherited = False
-        self._asked: dict[str, float] = {}  # when each node that is still unknown was last probed
-        self._probed: set[str] = set()  # by the last call of `_probe_ring`
+        self._asked: dict[str, float] = {}  # when each node that is not known alive was last probed
+        self._probed: set[str] = set()  # the nodes that the last call of `_probe_ring` probed
         self._state: State | None = None  # the latest state that this node has read
         self._ticks_since_read = 0
         _all.add(self)
         with store_errors_as_rendezvous():
             self._has_sessions = store.has_liveness
-            # This call keeps the time limit of the store. A late keep-alive is sent again, but a node that is not
-            # registered takes part in no round. If many nodes open a log at once, each waits for its turn.
+            # Unlike a keep-alive, this call has the timeout of the store. A late keep-alive is sent again, but a node
+            # that is not registered takes part in no round. If many nodes open a log at once, each waits for its turn.
             self.node = f"{name}_s{store.register()}" if self._has_sessions else name
         store.set_timeout(settings.timeout.heartbeat)
 
@@ -75,25 +74,25 @@ class KeepAliveThread:
         self._thread: system.threading.Thread | None = None
 
     def after_fork(self) -> None:
-        """Reset the object in a forked child: the node belongs to the parent, and the thread did not survive fork."""
+        """Reset the object in a forked child. The node belongs to the parent, and the child has no thread."""
         self._renew()
         self._over.set()
         self._is_inherited = True
 
     def start(self) -> None:
-        """Send the first keep-alive, and start the thread that sends the others. A second call does nothing."""
+        """Send the first keep-alive, and start the thread that sends further ones. A second call does nothing."""
         if self._thread is None and not self._over.is_set():
             self._beat()
             with store_errors_as_rendezvous():
                 self._thread = system.start_thread("fscoord-keep-alive", self._run)
 
     def stop_soon(self) -> None:
-        """Request the end of the thread, and do not wait for it."""
+        """Tell the thread to end, and do not wait for it."""
         system.process_epoch()  # after a fork in C, this call runs `after_fork` in the child
         self._over.set()
 
     def stop(self) -> None:
-        """End the thread, delete this node's keep-alive key, and close the store. A forked child only closes it."""
+        """End the thread, delete the keep-alive key of this node, and close the store. A forked child keeps the key."""
         self.stop_soon()
         if self._thread is not None:
             self._thread.join()
@@ -105,10 +104,10 @@ class KeepAliveThread:
             self._store.close()
 
     def check(self, state: State, *, everyone: bool = False) -> tuple[frozenset[str], frozenset[str]]:
-        """Record the nodes in `state`; return the nodes known alive and the nodes known dead.
+        """Record the nodes in `state`, and probe some of them. Return the nodes known alive and the nodes known dead.
 
-        Among the nodes that are not known alive, the method probes the successors in the ring, each at most once in
-        `POLL_INTERVAL_S`. With `everyone` it probes all these nodes.
+        The probed nodes are the successors in the ring that are not known alive, or, with `everyone`, all nodes that
+        are not known alive. Each node is probed at most once in `POLL_INTERVAL_S`.
         """
         system.process_epoch()
         with self._mutex:
@@ -125,7 +124,7 @@ class KeepAliveThread:
             return self._detector.alive, dead
 
     def tick(self, now: float) -> None:
-        """Send one keep-alive and evict the nodes that sent none; `now` is the time in seconds, monotonic."""
+        """Send one keep-alive, and evict dead nodes. `now` is the time of the monotonic clock, in seconds."""
         self._beat()
         state = self._latest_state()
         beats = {} if self._has_sessions else self._beats()
@@ -149,10 +148,9 @@ class KeepAliveThread:
                         self._store.delete_key(f"beat/{node}")
 
     def _latest_state(self) -> State:
-        """Return the state. If no key has announced a change since the state was last read, it is not read again.
+        """Return the state. Do not read it again if there is no ``changed`` key for a later state.
 
-        On a network mount a read of the announcing keys costs one request, and a read of the state, on another handle,
-        costs two.
+        On a network mount, the check of the keys costs one request, and a read of the state costs two.
         """
         known = self._state
         self._ticks_since_read += 1
@@ -164,7 +162,7 @@ class KeepAliveThread:
         return self._shared.read()[0]
 
     def _observe_members(self, state: State) -> None:
-        """Record the nodes in `state`, unless a later state was recorded: of two threads that read, one may be late."""
+        """Record the nodes in `state`, unless another thread has already recorded a later state."""
         if self._state is None or state.sequence >= self._state.sequence:
             self._state = state
             self._detector.observe_members(state.present)
@@ -178,16 +176,16 @@ class KeepAliveThread:
                     logger(__name__).warning("a keep-alive of %s failed: %s", self.node, error)
 
     def _successors(self, present: frozenset[str]) -> list[str]:
-        """Return the other nodes in the order of the ring, from the successor of this node on."""
+        """Return the other nodes in the order of the ring, beginning with the successor of this node."""
         ring = sorted(present | {self.node})
         place = ring.index(self.node)
         return ring[place + 1 :] + ring[:place]
 
     def _probe_ring(self, successors: list[str], due: set[str], wanted: int) -> frozenset[str]:
-        """Probe `successors` in their order until `wanted` living nodes are found. Return the dead nodes.
+        """Probe `successors` in order until `wanted` living nodes are found. Return the dead nodes.
 
-        A node that is not in `due` is not probed, and counts as living. A node whose state is unknown counts neither as
-        living nor as dead.
+        A node that is not in `due` is not probed, and counts as living. A node whose state is unknown counts as neither
+        living nor dead.
         """
         dead: set[str] = set()
         self._probed = set[str]()
@@ -202,7 +200,7 @@ class KeepAliveThread:
             self._detector.mark_alive(node for node, verdict in found.items() if verdict == "yes")
             dead.update(node for node, verdict in found.items() if verdict == "no")
             living += sum(found.get(node, "yes") == "yes" for node in batch)
-            size = 2 * size if living == 0 else wanted - living  # past a whole host that has died, in few calls
+            size = 2 * size if living == 0 else wanted - living  # doubling needs few calls if a whole host has died
         return frozenset(dead)
 
     def _beat(self) -> None:
@@ -221,7 +219,7 @@ _all = system.reset_in_child("keepers", KeepAliveThread.after_fork)
 
 
 def _session(node: str) -> int:
-    """Return the session number at the end of a node's name; 0 if there is no number. No session has the number 0."""
+    """Return the session number at the end of the name `node`; 0, which is not a session, if there is none."""
     match = _SESSION.search(node)
     return int(match[1]) if match else 0
 
@@ -234,14 +232,14 @@ class _Peer:
 
 
 class FailureDetector:
-    """Decides which nodes are alive by whether their keep-alive counters change. It does no I/O.
+    """Finds living and dead nodes by whether their keep-alive counters change. Does no I/O.
 
-    Clocks of other hosts are not used. A node is alive because its counter was seen to change. A node is dead when a
-    number of checks, an interval apart, found the counter unchanged. Checks are counted, and not only the elapsed time.
-    Otherwise a process that was stopped and continues later would take every other node for dead.
+    Clocks of other hosts are not used. A node is alive if its counter was seen to change. A node is dead if `attempts`
+    checks, `interval` seconds apart, found its counter unchanged. The elapsed time alone does not count. Otherwise a
+    process that was stopped for long would take every other node for dead when it continues.
 
     Args:
-        interval: the time between checks that count, in seconds.
+        interval: the least time between two checks that count, in seconds.
         attempts: after how many checks without a change a node is dead.
     """
 
@@ -254,27 +252,27 @@ class FailureDetector:
 
     @property
     def alive(self) -> frozenset[str]:
-        """The nodes that were seen to join, or whose counter was seen to change, and that have not died since."""
+        """The nodes that were seen to join or to change their counter, without those that died later."""
         return frozenset(self._alive)
 
     def observe_members(self, present: frozenset[str]) -> None:
-        """Record the nodes that are present. A node that was absent the last time has just joined, so it is alive."""
+        """Record which nodes are `present`. A node that was not present in the previous call has just joined."""
         if self._known is not None:
             self._alive |= present - self._known
             self._alive &= present
         self._known = present
 
     def mark_alive(self, nodes: Iterable[str]) -> None:
-        """Record that `nodes` are alive, on other evidence of the caller."""
+        """Record that `nodes` are alive, because the caller has other evidence."""
         self._alive.update(nodes)
 
     def check(self, now: float, nodes: Iterable[str], beats: Mapping[str, object]) -> frozenset[str]:
-        """Return each of `nodes` that is dead.
+        """Return the dead nodes among `nodes`.
 
         Args:
-            now: the time in seconds, of a monotonic clock.
+            now: the time of a monotonic clock, in seconds.
             nodes: the nodes to check.
-            beats: the counter of each node that has a counter; only changes of the values count.
+            beats: maps nodes to their keep-alive counters. Only whether a value changes matters.
         """
         wanted = frozenset(nodes)
         dead = set()

@@ -1,4 +1,4 @@
-"""`RendezvousParameters`: the arguments of a rendezvous and their text form. `RendezvousSettings`: checked values."""
+"""`RendezvousParameters` has the arguments of a rendezvous as given. `RendezvousSettings` has the checked values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FALSE = {"0", "false", "f", "no", "n", "off"}
 
 
 class RendezvousParameters:
-    """The parameters of a rendezvous, under torch's names.
+    """The parameters of a rendezvous, as in torch's ``RendezvousParameters``.
 
     Args:
         backend: the name of the backend, such as ``c10d``.
-        endpoint: the place of the store: a path, a URL, or ``host[:port]``.
+        endpoint: the address of the store: a path, a URL, or ``host[:port]``.
         run_id: the name of the rendezvous, which distinguishes it from others in the same store.
-        min_nodes: the least number of nodes in a round, at least 1.
-        max_nodes: the greatest number of nodes in a round.
+        min_nodes: the minimal number of nodes in a round, at least 1.
+        max_nodes: the maximal number of nodes in a round.
         local_addr: the address by which other nodes reach this node; its host name by default.
         config: options of the backend, as text or as values of their types.
 
@@ -61,9 +61,9 @@ class RendezvousParameters:
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return the option `key` as a bool: ``1 true t yes y on`` or ``0 false f no n off``, in upper or lower case.
+        """Return the option `key` as a bool, or `default` if it was not given.
 
-        If the option was not given, return `default`.
+        ``1 true t yes y on`` mean True, and ``0 false f no n off`` mean False, in upper or lower case.
 
         Raises:
             ValueError: the option has another value.
@@ -81,7 +81,7 @@ class RendezvousParameters:
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return the option `key` as an integer, or `default` if it was not given.
 
-        torch drops the fraction of a float. Here a float with a fraction is refused.
+        Unlike in torch, a float with a fraction is an error.
 
         Raises:
             ValueError: the option is not an integer.
@@ -101,7 +101,7 @@ class RendezvousParameters:
 
 
 def parse_rendezvous_config(text: str) -> dict[str, str]:
-    """Return the options in `text`, ``key=value,key=value``; blanks around keys and values are ignored.
+    """Parse `text` of the form ``key=value,key=value``. Blanks around keys and values are ignored.
 
     Raises:
         ValueError: a key or a value is missing, or a key occurs twice.
@@ -121,16 +121,16 @@ def parse_rendezvous_config(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class RendezvousTimeout:
-    """How long the steps of a rendezvous may take, in seconds or as `timedelta`; kept as `timedelta`.
+    """How long the steps of a rendezvous may take. Arguments are seconds or a `timedelta`; attributes are `timedelta`.
 
     Attributes:
-        join: how long a node waits for a round in which it takes part (600 s). Spare nodes wait without limit.
-        last_call: how long a round waits for more nodes once it has enough (30 s).
-        close: how long `shutdown` may take (30 s).
-        heartbeat: how long one keep-alive may take (5 s).
+        join: how long a node waits for a round in which it takes part (default 600 s). Spare nodes wait without limit.
+        last_call: how long a round with enough nodes waits for more nodes (default 30 s).
+        close: how long `shutdown` may take (default 30 s).
+        heartbeat: how long one keep-alive may take (default 5 s).
 
     Raises:
-        ValueError: a time is negative, or is 0 and is not `last_call`.
+        ValueError: a time is negative, or a time other than `last_call` is 0.
         TypeError: a time is neither a number nor a `timedelta`.
     """
 
@@ -152,16 +152,16 @@ class RendezvousTimeout:
 
 @dataclass(frozen=True)
 class RendezvousSettings:
-    """The settings of a rendezvous, which are the same on all its nodes.
+    """The settings of a rendezvous. They must be the same on all its nodes.
 
     Attributes:
         run_id: the name of the rendezvous.
-        min_nodes: the least number of nodes in a round.
-        max_nodes: the greatest number of nodes in a round.
+        min_nodes: the minimal number of nodes in a round.
+        max_nodes: the maximal number of nodes in a round.
         timeout: how long the steps may take; None means the defaults.
-        keep_alive_interval: the time between two keep-alives of a node, in seconds or as a `timedelta` (5 s); kept as a
-            `timedelta`.
-        keep_alive_max_attempt: the number of checks without a keep-alive after which a node is dead (3).
+        keep_alive_interval: the time between two keep-alives of a node (default 5 s). The argument is in seconds or a
+            `timedelta`, the attribute a `timedelta`.
+        keep_alive_max_attempt: after how many checks without a keep-alive a node is dead (default 3).
 
     Raises:
         ValueError: `run_id` is empty, a number is below 1, `max_nodes` is below `min_nodes`, or the interval is 0 or
@@ -204,13 +204,13 @@ class RendezvousSettings:
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> RendezvousSettings:
-        """Return the settings in `params`.
+        """Check `params` and return the settings.
 
         The options are ``join_timeout``, ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout`` and
         ``keep_alive_interval``, in seconds, and ``keep_alive_max_attempt``.
 
         Raises:
-            ValueError: one of the options is not a valid number.
+            ValueError: an option is not a valid number.
         """
         given = {name: value for name in _LIMITS if (value := _seconds(params, f"{name}_timeout")) is not None}
         interval = _seconds(params, "keep_alive_interval")

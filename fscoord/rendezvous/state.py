@@ -1,21 +1,22 @@
-"""The rules of a rendezvous: its state, and the decision of a node on it. This module does no I/O and reads no clock.
+"""The rules of a rendezvous: its state, and what a node does next. This module does no I/O and reads no clock.
 
-A *life* is one job, from its first node to its last. A *round* is one start of the workers, with the nodes that take
-part. A round is first *forming*, then *complete*. When one of its participants dies, leaves or joins again, the round
-is *broken*, and the next round forms:
+A *life* is one job, from its first node to its last. A *round* is one start of the workers on the nodes that take part.
+A round is first *forming*, then *complete*. When one of its participants dies, leaves or joins again, the round is
+*broken*, and the next round forms:
 
-- Nodes join a forming round while it has free places. The places are first for the participants of the broken round
-  (*former*), then for waiting nodes in their order, then for other nodes.
-- A round is complete when it has `Limits.max_nodes` participants. With `Limits.min_nodes` it is complete when the last
-  call is over. Only a node that knows all participants to be alive completes the round. So the state that a dead job
-  has left can't complete a round. The first node has seen the others join, so it knows this at once.
-- A node that comes to a complete round waits. A node that waits beyond `Limits.max_nodes` is *spare*.
+- Nodes join a forming round while it has free places. The places go first to the participants of the broken round
+  (*former*), then to waiting nodes in their order, then to other nodes.
+- A round is complete when it has `Limits.max_nodes` participants. If it has at least `Limits.min_nodes`, it is complete
+  at the end of the last call, a time in which more nodes may join. Only a node that knows that all participants are
+  alive completes the round. So the state that a dead job has left can't complete a round. The first node has seen the
+  others join, so it knows this at once.
+- A node that comes to a complete round waits. A waiting node beyond `Limits.max_nodes` is a *spare*.
 - No node joins a closed rendezvous. When all its nodes are dead, the next node begins another life.
-- A launched job has no spare nodes (`Limits.late_nodes`): a new node that finds no place is *refused*, because it may
-  belong to another job of the same name. When all nodes of a job are dead, the next node begins another life.
+- With `Limits.late_nodes` there are no spare nodes: a new node that finds no place is *refused*, because it may belong
+  to another job with the same run id. When all nodes of a job are dead, the next node begins another life.
 
-Every node changes the state by compare-and-set, and decides again on the state that it finds. So it does not matter
-which node makes a change, or whether a node learns that its own write succeeded.
+Every node changes the state by compare-and-set. If this fails, the node decides again on the new state. So it does not
+matter which node makes a change, or whether a node learns that its own write succeeded.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class State:
     Attributes:
         sequence: the number of changes so far.
         life: the number of the job, counted from 0.
-        round: the number of the round, counted over all lives.
+        round: the number of the round, counted from 0 over all lives.
         complete: whether `participants` are final.
         closed: whether no node may join any more.
         participants: the nodes of the round. When the round is complete, they are in the order of their ranks.
-        former: nodes of the broken round before that have not joined again.
+        former: participants of the previous, broken round that have not joined again.
         waiting: nodes that wait for a place, in the order in which they came.
-        left: participants of a complete round that left after it was closed.
-        since: when the first round of the life was complete, in seconds since the epoch, for people; 0 before that.
+        left: participants of a complete round that left after the rendezvous was closed.
+        since: when the first round of the life was complete, in seconds since the epoch; 0 before.
     """
 
     sequence: int = 0
@@ -73,7 +74,7 @@ class State:
 
     @classmethod
     def decode(cls, data: bytes) -> State:
-        """Return the state in `data`, which `encode` has written.
+        """Parse `data`, the result of `encode`.
 
         Raises:
             RendezvousStateError: `data` is not a state, or has another version.
@@ -97,7 +98,7 @@ class State:
 
 
 def _checked(value: object, example: object) -> object:
-    """Return `value`, read from JSON, if it has the type of `example`; otherwise raise an error."""
+    """Return `value`, which was read from JSON. Raise an error unless it has the type of `example`."""
     if isinstance(example, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise TypeError(f"{value!r} is not a list of nodes")
@@ -111,13 +112,13 @@ def _checked(value: object, example: object) -> object:
 
 @dataclass(frozen=True)
 class Limits:
-    """The number of nodes in a round: from `min_nodes` to `max_nodes`.
+    """Limits for the number of nodes.
 
     Attributes:
-        min_nodes: the least number.
-        max_nodes: the greatest number.
-        late_nodes: the number of nodes up to which a new node may join a job that has begun. A new node without a place
-            is refused. None: up to `max_nodes`, and a node without a place waits as a spare.
+        min_nodes: the minimal number of nodes in a round.
+        max_nodes: the maximal number of nodes in a round.
+        late_nodes: how many nodes a running job may have if new nodes join it. A new node beyond this number is
+            refused. None: the number is `max_nodes`, and a new node beyond this number waits as a spare.
     """
 
     min_nodes: int
@@ -127,15 +128,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Observed:
-    """The observations of one node besides the state.
+    """What one node knows in addition to the state.
 
     Attributes:
         dead: nodes that are known dead.
-        alive: nodes that are known alive, because this node has seen them join or act.
+        alive: nodes that are known alive, for example because this node has seen them join.
         life: the life to which this node belongs; None for a new node.
-        returned: the last complete round of which this node got the outcome, if any.
-        is_last_call_over: whether the time for the last call has passed since there were enough nodes.
-        is_reserve_over: whether the time has passed for which places are reserved for other nodes.
+        returned: the number of the last round that this node has finished joining; None before the first.
+        is_last_call_over: whether the last call, which begins when there are enough nodes, is over.
+        is_reserve_over: whether places are no longer reserved for former and waiting nodes.
         now: the time, in seconds since the epoch.
     """
 
@@ -149,7 +150,7 @@ class Observed:
 
 
 class Verdict(Enum):
-    """The next step of a node."""
+    """What a node does next."""
 
     WRITE = "write the new state, and decide again"
     WAIT = "wait for a change"
@@ -161,31 +162,31 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The next step of a node, and the state that it must write, or otherwise the state on which the step is based."""
+    """What a node does next. With `Verdict.WRITE`, the node writes `state`. Otherwise `state` is for information."""
 
     verdict: Verdict
     state: State = field(default_factory=State)
 
 
 def evict(state: State, gone: Iterable[Node]) -> State:
-    """Return the state without the nodes `gone`, which died or left. A complete round with one of them is broken."""
+    """Return `state` without the nodes `gone`, which died or left. If one of them took part in the round, break it."""
     lost = frozenset(gone)
     state = replace(state, former=_minus(state.former, lost), waiting=_minus(state.waiting, lost))
     if not state.complete:
         return replace(state, participants=_minus(state.participants, lost))
-    if state.closed:  # a late reader still gets its rank from its place among the participants
+    if state.closed:  # keep `participants`, because a slow node still has to find its rank there
         leaving = (node for node in state.participants if node in lost and node not in state.left)
         return replace(state, left=(*state.left, *leaving))
     return _broken(state, lost) if lost.intersection(state.participants) else state
 
 
 def close(state: State, node: Node) -> State:
-    """Return the closed state, without `node`."""
+    """Return `state` as closed and without `node`."""
     return evict(replace(state, closed=True), [node])
 
 
 def decide(state: State, me: Node, limits: Limits, observed: Observed) -> Decision:
-    """Return the next step of the node `me`, which waits for the outcome of a round after `observed.returned`."""
+    """Return what the node `me` does next to join a round after `observed.returned`."""
     now = evict(state, observed.dead & (state.present - {me}))
     life = now.life if me in now.participants or me in now.present else observed.life
     if now.complete and me in now.participants and me not in now.left and now.round != observed.returned:
@@ -201,10 +202,10 @@ def decide(state: State, me: Node, limits: Limits, observed: Observed) -> Decisi
             return _write_or(Verdict.WAIT, state, now)  # until it is known whether the others are alive
         now = State(life=now.life + 1, round=now.round + 1)
     elif life is None and limits.late_nodes is not None:
-        if now.since and not now.present:  # this node must not go on with the failures of a job that has died
+        if now.since and not now.present:  # the job is dead: begin a new life, which does not inherit its failures
             now = State(life=now.life + 1, round=state.round + 1)
         elif len(now.present) >= (limits.late_nodes if now.since else limits.max_nodes):
-            # A node may be dead, and leave a place, as long as it is not known to be alive.
+            # A node that is not known alive may be dead, and so leave a free place.
             is_full = now.present <= observed.alive
             return Decision(Verdict.REFUSED, now) if is_full else _write_or(Verdict.WAIT, state, now)
     if now.complete and me in now.participants:

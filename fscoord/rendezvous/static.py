@@ -1,16 +1,16 @@
 """`static_rendezvous`: ranks that are known in advance find the address of rank 0, or learn that rank 0 is dead.
 
-torch calls this kind of rendezvous static. The other kind, `fscoord.rendezvous.DynamicRendezvousHandler`, finds the
-ranks first.
+torch calls this kind of rendezvous static. `fscoord.rendezvous.DynamicRendezvousHandler` is for nodes that have no
+ranks yet.
 
-**Keys.** All keys begin with ``{name}/{run}/{restart}/``: the run of `fscoord.environment.detect`, and the number of
-times that a launcher has restarted the workers. So no rank reads the address of an earlier run. A launcher also starts
-workers again without counting it, when nodes come or go. So each rank 0 makes an attempt of its own, with the next free
-number, and no rank accepts an attempt whose rank 0 is dead:
+**Keys.** All keys begin with ``{name}/{run}/{restart}/``: the run of `fscoord.environment.detect`, and how often a
+launcher has restarted the workers. So no rank reads the address of an earlier run. When nodes come or go, a launcher
+starts the workers again without counting a restart. So each new rank 0 begins an *attempt* with the next free number,
+and no rank accepts an attempt whose rank 0 is dead:
 
 - ``{attempt}/address``: the session of rank 0, its port and its address;
 - ``{attempt}/rank/{rank}``: the session of a rank that has read the address;
-- ``{attempt}/complete``: all ranks have.
+- ``{attempt}/complete``: set when all ranks have read the address.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fscoord.store import Store, wait_on
 from fscoord.stores.prefix import PrefixStore
 
 RESTART_TIMEOUT_S: Final = 30.0
-"""How long the other ranks wait for a new rank 0 when all sessions of rank 0 have ended, in seconds."""
+"""How many seconds the other ranks wait for a new rank 0 after all sessions of rank 0 have ended."""
 
 
 def static_rendezvous(
@@ -46,28 +46,29 @@ def static_rendezvous(
     timeout: Timeout | None = None,
     restart_timeout: Timeout = RESTART_TIMEOUT_S,
 ) -> RendezvousInfo:
-    """Give the address of rank 0 to all ranks, and wait until all ranks have read it.
+    """Publish the address of rank 0 to all ranks, and wait until all ranks have read it.
 
-    The service that listens at the address is the caller's. Each rank announces its rank to the store, and its session
-    must live until the caller has no more use for the other ranks. In one process a name can be used once.
+    The caller provides the service that listens at this address. Each rank announces its rank to the store. Keep the
+    store open for as long as the other ranks are needed. In one process a name can be used once.
 
     Args:
         store: the store that the ranks share.
         rank: the rank of this process; None: the rank in the environment.
         world_size: the number of ranks; None: the number in the environment.
-        name: the name of the rendezvous, with which its keys begin.
-        local_addr: rank 0's address; None: its host name if it can be resolved, or else its address on the network.
-        server_port: rank 0's port; None: one that is free now.
-        timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
-        restart_timeout: how long to wait for a new rank 0 after all sessions of rank 0 have ended without an address. A
-            launcher may be starting a new rank 0, or a process of rank 0 has closed one handle and will open another.
+        name: the name of the rendezvous. All its keys begin with this name.
+        local_addr: the address of rank 0; None: its host name if it can be resolved, or else its network address.
+        server_port: the port of rank 0; None: a port that is free now.
+        timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
+        restart_timeout: how long to wait for a new rank 0 after all sessions of rank 0 have ended without an address,
+            in seconds or as a `timedelta`. A launcher may be starting a new rank 0, or rank 0 may be opening another
+            handle.
 
     Returns:
         The address of rank 0, the rank, the world size, and a store that only the ranks of this attempt use.
 
     Raises:
         RendezvousError: rank 0 is dead. The message names its host and process.
-        StoreTimeoutError: rank 0 published no address, or other ranks are missing. The message names the ranks.
+        StoreTimeoutError: rank 0 published no address, or other ranks are missing. The message names the missing ranks.
         UsedBeforeError: this name was used before in this run, on a store that can't detect dead sessions.
         RendezvousStateError: another program has written these keys.
         ValueError: the environment has no rank or world size, or they contradict each other.
@@ -89,7 +90,7 @@ def static_rendezvous(
 
 
 def session_of(store: Store, rank: int) -> int:
-    """Return the session of `rank`, where `store` is that of the outcome of a `static_rendezvous`."""
+    """Return the session of `rank`. `store` is the ``store`` of the `RendezvousInfo` from `static_rendezvous`."""
     key = f"rank/{rank}"
     value = store.get(key)
     try:
@@ -99,13 +100,13 @@ def session_of(store: Store, rank: int) -> int:
 
 
 def locate_rank(store: Store, rank: int, session: int | None = None) -> str:
-    """Return the words that name `rank`, its host, its process and its state; those of `session` alone, if given."""
+    """Return `rank`, its host, its process and its state as text. Use only `session` unless it is None."""
     members = [member for member in store.members([rank]) if session in (None, member.number)]
     return f"rank {rank} ({location_of(members)})"
 
 
 def _this_run() -> str:
-    """Return the part of the keys that distinguishes this run, and this restart of its workers, from earlier ones."""
+    """Return the part of the keys that identifies this run and this restart of its workers."""
     run = environment.detect().run_id
     job = "/".join(map(str, run)) if isinstance(run, tuple) else run or "-"
     restarts = [system.os.environ.get(name) for name in ("FSCOORD_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
@@ -114,13 +115,13 @@ def _this_run() -> str:
 
 def _foreign(key: str, value: bytes) -> RendezvousStateError:
     return RendezvousStateError(
-        f"the key {key!r} holds {value[:40]!r}, which no rank wrote there: another program wrote it, so give the"
-        " rendezvous another name"
+        f"the key {key!r} holds {value[:40]!r}, which is not a record of a rendezvous: another program wrote it, so"
+        " give the rendezvous another name"
     )
 
 
 class _Address(NamedTuple):
-    """The record of rank 0 in an attempt."""
+    """The value of an attempt's key ``address``, which rank 0 writes."""
 
     session: int
     host: str
@@ -131,21 +132,21 @@ class _Address(NamedTuple):
 
 
 class _Call:
-    """One rank's call: the store and the checked arguments."""
+    """Carries out one rank's call of `static_rendezvous`."""
 
     def __init__(self, store: Store, attempt: Attempt) -> None:
         self._store = store
         self._attempt = attempt
 
     def publish(self, name: str, address: _Address) -> tuple[Store, _Address]:
-        """Publish `address` in the next attempt, as rank 0. Return the store of the attempt, and `address`."""
+        """As rank 0, publish `address` in a new attempt. Return the store of the attempt, and `address`."""
         for number in count(1):
             store = PrefixStore(f"{name}/{number}", self._store)
-            # An address that was there may have come from this very handle.
+            # If an address was already there, this same handle may have written it in an earlier call.
             if not store.check(["address"]) and store.compare_set("address", "", address.encode()) == address.encode():
                 return store, address
             if not self._store.has_liveness or _read(store).session == address.session:
-                raise self._attempt.used_before(self._store)  # the others can't see that the earlier address is old
+                raise self._attempt.used_before(self._store)  # other ranks can't see that the earlier address is old
         raise AssertionError  # the loop has no end
 
     def find(self, name: str, restart_timeout: float) -> tuple[Store, _Address]:
@@ -162,7 +163,7 @@ class _Call:
         raise AssertionError  # the loop has no end
 
     def meet(self, store: Store, address: _Address, session: int) -> None:
-        """Wait until all ranks have read `address` in the attempt of `store`, or rank 0 is dead."""
+        """Record that this rank has read `address`, and wait for all ranks. Raise `RendezvousError` if rank 0 dies."""
         rank, world_size = self._attempt.rank, self._attempt.world_size
         own, record = f"rank/{rank}", str(session)
         if store.check([own]) or store.compare_set(own, "", record) != record.encode():
@@ -179,10 +180,10 @@ class _Call:
             raise self._attempt.time_out("in the rendezvous", missing, error, self._store) from error
         if dead:
             who = locate_rank(self._store, 0, address.session)
-            raise RendezvousError(f"{who} died after it had published its address {address.host}, {self._for()}")
+            raise RendezvousError(f"{who} died after it had published its address {address.host}; {self._for()}")
 
     def _wait_for_address(self, store: Store, restart_timeout: float) -> None:
-        """Wait until the attempt of `store` has an address, or rank 0 is dead and no new rank 0 comes."""
+        """Wait until the attempt of `store` has an address. Raise an error if rank 0 is dead and is not replaced."""
         while True:
             if not self._store.dead_ranks([0]) and not self._wait(store, "address", self._attempt.left(), ranks=[0]):
                 return
@@ -197,14 +198,14 @@ class _Call:
                     raise
                 if self._store.dead_ranks([0]):
                     raise RendezvousError(
-                        f"{locate_rank(self._store, 0)} is dead and published no address, and {limit:g} s later there"
-                        f" is no new rank 0, {self._for()}"
+                        f"{locate_rank(self._store, 0)} is dead and published no address, and no new rank 0 came"
+                        f" within {limit:g} s; {self._for()}"
                     ) from error
 
     def _wait(
         self, store: Store, key: str, timeout: float, ranks: list[int] | None = None, sessions: list[int] | None = None
     ) -> list[int]:
-        """Wait for `key` of `store`. Return the dead ranks or sessions that have ended the wait."""
+        """Wait for `key` of `store`, or until one of `ranks` or `sessions` is dead. Return the dead ones."""
         awaited = Awaited(RENDEZVOUS, key_text(self._attempt.prefix), self._attempt.world_size)
         slow_logger = SlowWaitLogger(__name__, lambda: f"{awaited} on rank {self._attempt.rank}", awaited=awaited)
         try:
@@ -215,7 +216,7 @@ class _Call:
             slow_logger.end()
 
     def _for(self) -> str:
-        return f"for which rank {self._attempt.rank} of {self._attempt.world_size} waited"
+        return f"rank {self._attempt.rank} of {self._attempt.world_size} gives up; start all ranks again"
 
 
 def _read(store: Store) -> _Address:

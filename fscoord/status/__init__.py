@@ -1,6 +1,6 @@
-"""The present status of the participants of a store: their states, their holds and waits, and the findings.
+"""Shows the processes that use a store: their states, what they hold, what they wait for, and likely faults.
 
-`status` is the function behind the command ``fscoord ps``.
+The command ``fscoord ps`` calls the function `status`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`find_all`: the findings on a `Picture`, the most urgent first. Data in, findings out: no I/O, no clock."""
+"""`find_all` finds likely faults in a `Picture`, the most urgent first. It does no I/O and reads no clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Picture, SessionStatus
 
 SLOW_S: Final = 10.0
-"""The time after which a wait for a living participant is a finding, in seconds."""
+"""A wait for a running participant is a finding after this time, in seconds."""
 
 RANKS_SHOWN: Final = 8
-"""How many missing ranks a finding describes one by one. The others are counted."""
+"""A finding describes at most this many missing ranks. It only counts the others."""
 
 LOG_LOCK: Final = "log-lock"
 DEADLOCK: Final = "deadlock"
@@ -24,18 +24,19 @@ MISSING: Final = "barrier"
 IDLE: Final = "idle"
 
 NEVER_ENDS, STOPPED, SLOW = range(3)
-"""How urgent a finding is: no time ends it, a process must be continued or killed, or it may end by itself."""
+"""The urgency of a finding. `NEVER_ENDS`: the wait can't end. `STOPPED`: a process must be continued or killed. `SLOW`:
+the wait may still end."""
 
 
 class StatusFinding(NamedTuple):
-    """One thing that is wrong.
+    """A likely fault.
 
     Attributes:
         kind: ``log-lock``, ``deadlock``, ``lock``, ``barrier`` or ``idle``.
-        message: the fault and the remedy, in one sentence or more.
-        sessions: the sessions that are the reason.
-        seconds: how long the waiting participants have waited, as far as that is known.
-        urgency: lower is more urgent.
+        message: the fault and, if there is one, the remedy.
+        sessions: the sessions that cause the fault.
+        seconds: how long the first waiting participant has waited; 0.0 if unknown.
+        urgency: a lower number is more urgent.
     """
 
     kind: str
@@ -46,11 +47,11 @@ class StatusFinding(NamedTuple):
 
 
 def find_all(picture: Picture, slow: float = SLOW_S) -> list[StatusFinding]:
-    """Return the findings on `picture`, the most urgent first.
+    """Return the findings about `picture`, the most urgent first.
 
     Args:
-        picture: the participants, with their holds and waits.
-        slow: how long others must have waited for a participant that lives and runs, in seconds.
+        picture: the participants, what they hold and what they wait for.
+        slow: a wait for a running participant is a finding after this time, in seconds.
     """
     view = _View(picture)
     found = [
@@ -63,7 +64,7 @@ def find_all(picture: Picture, slow: float = SLOW_S) -> list[StatusFinding]:
 
 
 class _View:
-    """The picture, with the indices that the analysis needs."""
+    """A picture with indices of its participants and waits."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
@@ -75,9 +76,9 @@ class _View:
                 self.by_key.setdefault(key, []).append(each)
 
     def of_rank(self, rank: int) -> SessionStatus | None:
-        """Return the participant with `rank`. Of several, return the last that may be alive, or else the last.
+        """Return the participant with `rank`, or None. Prefer those that may be alive, and of these the newest.
 
-        A process may have several handles of one rank, such as clones. Then the handle that waits is returned.
+        Of several handles with this rank in one process, for example clones, prefer one that waits.
         """
         named = [self.by_number[number] for number in self.picture.ranks.get(rank, ()) if number in self.by_number]
         newest = max(named, key=lambda each: (each.alive != "no", each.number), default=None)
@@ -89,7 +90,7 @@ class _View:
         return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
 
     def order(self, number: int) -> tuple[bool, int, int]:
-        """Return the sort key of session `number`: its rank or, after all ranks, its number."""
+        """Return the sort key of session `number`. Sessions with a rank come first, in the order of their ranks."""
         rank = self.by_number[number].rank if number in self.by_number else None
         return rank is None, rank or 0, number
 
@@ -98,11 +99,11 @@ class _View:
         return number in self.by_number and self.by_number[number].alive == "no"
 
     def may_live(self, number: int) -> bool:
-        """Return whether session `number` is known, and not known to have ended."""
+        """Return whether the picture has session `number`, and the session is not known to have ended."""
         return number in self.by_number and not self.has_ended(number)
 
     def seconds(self, sessions: Iterable[int]) -> float:
-        """Return how long the first of `sessions` has waited; 0.0 if none of them shows a wait."""
+        """Return the longest wait of `sessions`, in seconds; 0.0 if no session shows a wait."""
         waits = [self.by_number[number].waiting for number in sessions if number in self.by_number]
         return max((waiting.seconds for waiting in waits if waiting is not None), default=0.0)
 
@@ -138,11 +139,11 @@ def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
 
 
 class _Edge(NamedTuple):
-    """One participant waits for another.
+    """An edge of the wait-for graph: one session waits for the session `target`.
 
     Attributes:
         target: the session that is waited for.
-        words: the reason of the wait, as a clause whose subject is the waiter.
+        words: the reason, as text that follows the name of the waiter in a message.
     """
 
     target: int
@@ -150,11 +151,11 @@ class _Edge(NamedTuple):
 
 
 def _edges(view: _View) -> dict[int, list[_Edge]]:
-    """Return for each session the sessions that it waits for, from the lines and barriers of the store."""
+    """Return the wait-for graph of the sessions, from the locks and barriers of the store."""
     edges: dict[int, list[_Edge]] = {}
     for line in view.picture.lines:
         if not (line.needs_all or len(line.holders) == 1):
-            continue  # any of the holders may let go
+            continue  # a release by any one of several holders ends the wait
         for waiter in line.waiters:
             for holder in line.holders:
                 if view.may_live(waiter.session) and view.may_live(holder.session):
@@ -166,7 +167,8 @@ def _edges(view: _View) -> dict[int, list[_Edge]]:
         comers = view.by_key.get(key_text(state.done_key), [])
         for comer in comers:
             for rank, absent in missing:
-                # A session may be several ranks, one in each thread. If it waits here, too, its other ranks may come.
+                # A session may have several ranks, one in each thread. If it waits at this barrier as one rank, its
+                # other threads may still arrive as the other ranks.
                 if view.may_live(absent.number) and absent not in comers:
                     words = f"waits at barrier {state.name!r}, to which rank {rank} has not come"
                     edges.setdefault(comer.number, []).append(_Edge(absent.number, words))
@@ -184,8 +186,8 @@ def _deadlocks(view: _View) -> Iterator[StatusFinding]:
             steps.append(f"{_title(view, number)} {edge.words}")
         yield StatusFinding(
             DEADLOCK,
-            f"{'; '.join(steps)}. None of them can go on unless another thread of one of them releases its hold: end"
-            f" one of them ({', '.join(_process(view.by_number[number]) for number in ring)})",
+            f"{'; '.join(steps)}. This is a deadlock unless another thread of one of these processes releases its hold:"
+            f" end one of them ({', '.join(_process(view.by_number[number]) for number in ring)})",
             ring,
             view.seconds(ring),
             NEVER_ENDS,
@@ -193,7 +195,7 @@ def _deadlocks(view: _View) -> Iterator[StatusFinding]:
 
 
 def _rings(edges: Mapping[int, Sequence[_Edge]]) -> list[tuple[int, ...]]:
-    """Return one shortest cycle for each set of sessions that wait for each other, beginning with its lowest number."""
+    """Return the cycles in the wait-for graph: a shortest cycle for each set of sessions that wait for each other."""
     found: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for start in sorted(edges):
@@ -207,10 +209,7 @@ def _rings(edges: Mapping[int, Sequence[_Edge]]) -> list[tuple[int, ...]]:
 
 
 def _shortest_ring(edges: Mapping[int, Sequence[_Edge]], start: int) -> tuple[int, ...]:
-    """Return the shortest cycle through `start`; empty if there is none.
-
-    A wait of a session for itself does not count.
-    """
+    """Return the shortest cycle of at least two sessions through `start`; empty if there is none."""
     before: dict[int, int] = {}
     level = [start]
     while level:
@@ -238,7 +237,7 @@ def _barriers(view: _View, slow: float) -> Iterator[StatusFinding]:
         waiters = view.by_key.get(key_text(state.done_key), [])
         if waiters:
             yield from _barrier(view, state, waiters, slow)
-    groups: dict[tuple[str, str], list[SessionStatus]] = {}  # of exchanges, and of barriers without a round
+    groups: dict[tuple[str, str], list[SessionStatus]] = {}  # the waiters of exchanges, and of barriers without a round
     for each, waiting in view.waits:
         if waiting.kind in (BARRIER, EXCHANGE) and not known.intersection(waiting.keys):
             groups.setdefault((waiting.kind, waiting.name), []).append(each)
@@ -260,7 +259,7 @@ def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow:
 
 
 def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[StatusFinding]:
-    """Yield the finding on the missing `ranks` if one has ended or is stopped, or if others wait for long."""
+    """Yield a finding about the missing `ranks` if one has ended or is stopped, or if `seconds` is at least `slow`."""
     found = {rank: view.of_rank(rank) for rank in ranks}
     urgency = min((_urgency(each) for each in found.values()), default=SLOW)
     if urgency == SLOW and seconds < slow:
@@ -287,9 +286,9 @@ def _exchange(view: _View, kind: str, name: str, waiters: list[SessionStatus], s
 
 
 def _lacks(waiters: list[SessionStatus], rank: int) -> bool:
-    """Return whether one of `waiters` waits for the key that `rank` sets in an exchange.
+    """Return whether `rank` is missing in an exchange: whether one of `waiters` waits for the key that `rank` sets.
 
-    All waiters may wait for one common key. Then a rank that does not wait itself counts as missing.
+    If the waiters wait for the common key ``given``, a rank that does not wait counts as missing.
     """
     ends = [key for each in waiters if each.waiting for key in each.waiting.keys]
     if any(key.endswith("/given") for key in ends):
@@ -324,7 +323,7 @@ def _locks(view: _View, slow: float) -> Iterator[StatusFinding]:
         elif seconds >= slow and all(each is not None and _does_nothing(view, each, slow) for each in holders):
             words = "; ".join(f"{_named(each)} {_state(each)}" for each in holders if each is not None)
             numbers = tuple(each.number for each in holders if each is not None)
-            text = f"{what}: {queue} for it, the first for {duration(seconds)}, and its holder does nothing here"
+            text = f"{what}: {queue} for it, the first for {duration(seconds)}, and its holder is idle in this store"
             yield StatusFinding(IDLE, f"{text}: {words}", numbers, seconds, SLOW)
 
 
@@ -338,9 +337,9 @@ def _does_nothing(view: _View, each: SessionStatus, slow: float) -> bool:
 
 
 def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
-    """Return the place of a waiter in its line, such as ``, 2nd in line``; empty if it is in no line.
+    """Return the position of a waiter in the line of a lock, such as ``, 2nd in line``; empty if it is in no line.
 
-    The holders come before the waiters, so the first waiter of a lock is the second in its line.
+    The holders come first, so the first waiter of a lock is 2nd in line.
     """
     for line in lines:
         for index, key in enumerate(line.wake_keys):
@@ -350,10 +349,7 @@ def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
 
 
 def turns_of(lines: Sequence[LineState], session: int) -> list[str]:
-    """Return a text for each line in which `session` waits, such as ``lock 'dataset', 2nd in line``.
-
-    A line has each waiter from the beginning of its wait, but not the time of the beginning.
-    """
+    """Return a text such as ``lock 'dataset', 2nd in line`` for each lock for which `session` waits."""
     return [
         f"{line.kind} {line.name!r}{_place(line, index)}"
         for line in lines
@@ -375,16 +371,18 @@ def _urgency(each: SessionStatus | None) -> int:
 
 
 def _rank_state(rank: int, each: SessionStatus | None) -> str:
-    """Return the state of a rank that others wait for, with its process, as a clause."""
-    return f"rank {rank} was never here" if each is None else f"rank {rank} ({_process(each)}) {_state(each)}"
+    """Return the name, process and state of a missing rank for a message."""
+    return (
+        f"rank {rank} was not seen in this store" if each is None else f"rank {rank} ({_process(each)}) {_state(each)}"
+    )
 
 
 def _state(each: SessionStatus) -> str:
-    """Return the state of a participant that others wait for, as the words that follow its name."""
+    """Return the state of a participant that others wait for, as text that follows its name in a message."""
     if each.alive == "no" or each.is_stopped:
         return _fate(each)
     alive = "is alive" if each.alive == "yes" else "may be alive"
-    what = f"waits for {each.waiting.words()}" if each.waiting else "waits for nothing here"
+    what = f"waits for {each.waiting.words()}" if each.waiting else "waits for nothing in this store"
     idle = "" if each.idle is None else f", last wrote {duration(each.idle)} ago"
     return f"{alive}, {what}{idle}"
 
@@ -396,7 +394,7 @@ def _fate(each: SessionStatus) -> str:
 
 
 def _remedy(each: SessionStatus) -> str:
-    """Return a sentence with the remedy for a participant that has ended or is stopped; empty if it runs."""
+    """Return a sentence that says how to replace or continue a participant; empty if it runs."""
     if each.alive == "no":
         return "" if each.rank is None else f". Start rank {each.rank} again, or end the job"
     return f". Continue {each.pid} on {each.host} (kill -CONT {each.pid}) or kill it" if each.is_stopped else ""
@@ -407,7 +405,7 @@ def _process(each: SessionStatus) -> str:
 
 
 def _named(each: SessionStatus) -> str:
-    """Return the title of `each` and its process. Without a rank, the title contains the process."""
+    """Return the title of `each` and its process. The title of a participant without a rank contains the process."""
     return each.title if each.rank is None else f"{each.title} ({_process(each)})"
 
 
@@ -433,11 +431,11 @@ def duration(seconds: float) -> str:
 
 
 def session_state(alive: str, found_dead: float | None) -> str:
-    """Return the word for the state of a session: ``alive``, ``unknown``, ``ended``, or ``dead, found 12:03:11 UTC``.
+    """Return the state of a session as text: ``alive``, ``unknown``, ``ended``, or ``dead, found 12:03:11 UTC``.
 
     Args:
         alive: ``"yes"``, ``"no"`` or ``"unknown"``.
-        found_dead: when its death was recorded, in seconds since the epoch; None if no death was recorded.
+        found_dead: when the death was recorded, in seconds since the epoch; None if no death was recorded.
     """
     if alive != "no":
         return "alive" if alive == "yes" else "unknown"
@@ -445,6 +443,6 @@ def session_state(alive: str, found_dead: float | None) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """Return the time of day of `seconds` since the epoch, in UTC, such as ``12:03:11``."""
+    """Return the UTC time of day, such as ``12:03:11 UTC``, of `seconds` since the epoch."""
     of_day = int(seconds) % 86400
     return f"{of_day // 3600:02}:{of_day // 60 % 60:02}:{of_day % 60:02} UTC"

@@ -1,4 +1,4 @@
-"""`Picture`: the states, holds and waits of all participants of a store at one moment, as plain data."""
+"""`Picture`: a snapshot of a store's participants, what they hold and what they wait for, as plain data."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from fscoord.recipes.holdings import LineState
 
 
 class SessionStatus(NamedTuple):
-    """One session of the store.
+    """A participant of the store: one open handle, with its session.
 
     Attributes:
         number: the number of the session.
-        rank: the rank that it announced last, or None.
-        label: the label with which its handle was opened, or ``""``.
-        host, pid: its process.
-        since: when it registered, in seconds since the epoch.
+        rank: the rank that the session announced last, or None.
+        label: the label with which the handle was opened, or ``""``.
+        host: the host of the process.
+        pid: the id of the process.
+        since: when the session registered, in seconds since the epoch.
         alive: ``"yes"``, ``"no"`` or ``"unknown"``.
-        found_dead: when its death was recorded, in seconds since the epoch; None if no death was recorded.
-        is_stopped: whether its process is stopped, as by SIGSTOP; False if this host can't tell.
-        idle: the seconds since its last write; None if the log does not have that time any more.
-        waiting: its longest wait, or None.
-        holds: its holds, in words such as ``lock 'dataset'``.
+        found_dead: when the death was recorded, in seconds since the epoch; None if no death was recorded.
+        is_stopped: whether the process is stopped, for example by SIGSTOP; False if this host can't tell.
+        idle: the seconds since the last write of the session; None if the log no longer has this time.
+        waiting: the wait of the session that has lasted longest, or None.
+        holds: what the session holds, as texts such as ``lock 'dataset'``.
     """
 
     number: int
@@ -42,19 +43,19 @@ class SessionStatus(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The words that name the participant in a sentence: its rank, or else its label, or its process."""
+        """The name of the participant in messages: its rank, or else its label and process, or else its process."""
         if self.rank is not None:
             return f"rank {self.rank}"
         return f"{self.label!r} ({self.host}:{self.pid})" if self.label else f"{self.host}:{self.pid}"
 
 
 class LogLock(NamedTuple):
-    """The lock of the store's log, held at the moment of the picture.
+    """The holder of the lock of the store's log.
 
     Attributes:
-        session: the session that holds it; None or 0 if that is unknown.
-        holder: its process, ``host:pid``, or other words for it.
-        seconds: how long the same holder was seen to hold the lock without writing.
+        session: the session that holds the lock; None or 0 if it is unknown.
+        holder: the process that holds the lock, as ``host:pid`` or another description.
+        seconds: how long the holder was seen to hold the lock without writing.
     """
 
     session: int | None
@@ -63,16 +64,16 @@ class LogLock(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The states, holds and waits of all participants of a store at one moment.
+    """A snapshot of all participants of a store, what they hold and what they wait for.
 
     Attributes:
         place: the address of the store.
         participants: the sessions, in the order of their numbers.
-        ranks: the sessions that have announced each rank, in the order of their numbers.
-        lines: the locks, semaphores and elections that have a contender.
+        ranks: for each rank, the sessions that have announced it, in the order of their numbers.
+        lines: the locks, semaphores and elections that have a holder or a waiter.
         rounds: the barriers that have begun and are not complete.
         log_lock: the holder of the log's lock, or None.
-        notes: what else a person should know, such as facts that could not be determined, one sentence each.
+        notes: further sentences for the user, for example about facts that could not be determined.
     """
 
     place: str

@@ -1,4 +1,4 @@
-"""`Rates`: how fast the participants of a file store write, from one look to the next. Data in, data out: no clock."""
+"""`Rates` computes how fast the participants of a file store write between two pictures. It does no I/O."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ CONTROL = frozenset({"session", "death", "bell", "leave", "void", "seal", "forwa
 
 
 class Speed(NamedTuple):
-    """The rates between two looks, per second.
+    """Rates per second between two pictures of a file store.
 
     Attributes:
-        by_kind: records of each kind.
-        by_session: records of each session.
-        total: records of all sessions.
-        barriers: barriers that were completed.
-        compactions: how often the log was compacted since the first look.
-        size: the size of the log's file in use, in bytes.
+        by_kind: records per second of each kind.
+        by_session: records per second of each session.
+        total: records per second of all sessions.
+        barriers: completed barriers per second.
+        compactions: how often the log was compacted since the first picture.
+        size: the size of the log's current file, in bytes.
     """
 
     by_kind: Mapping[str, float]
@@ -33,20 +33,20 @@ class Speed(NamedTuple):
 
 
 class Rates:
-    """Compares each look with the previous look."""
+    """Computes the rates between each two successive pictures."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Activity] | None = None
         self._first_generation = 0
 
     def add(self, now: float, activity: Activity) -> Speed:
-        """Return the speed since the last look.
+        """Return the rates since the last call.
 
-        It is 0 at the first look, and after the log was read again from its beginning.
+        All rates are 0 in the first call, and after the log was read again from its beginning.
 
         Args:
-            now: the time of this look, by the monotonic clock.
-            activity: the counts of records at this look.
+            now: the present time, by the monotonic clock.
+            activity: the present counts of records.
         """
         last, self._last = self._last, (now, activity)
         if last is None:

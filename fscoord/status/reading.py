@@ -1,7 +1,7 @@
-"""`Observer`: takes pictures of the participants of a store. `status` takes one picture, and adds the findings.
+"""`Observer` takes pictures of the participants of a store. `status` takes one picture and adds the findings.
 
-An observer never writes. It reads the whole log of a file store. From another store it reads only the results of the
-operations of `fscoord.Store`, and notes say which facts are missing.
+An observer never writes. It reads the whole log of a file store. On any other store it calls operations of
+`fscoord.Store`. They show fewer facts, so the notes of the picture say which facts are missing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fscoord.stores.url import convert, open_store, parse_url
 
 
 class Status(NamedTuple):
-    """The participants of a store, and the findings about them.
+    """The result of `status`: the participants of a store, and the findings about them.
 
     Attributes:
-        picture: the participants, with their holds and waits.
+        picture: the participants, what they hold and what they wait for.
         findings: the findings, the most urgent first.
     """
 
@@ -36,13 +36,13 @@ class Status(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """The records of a file store that its observer has read, in numbers.
+    """Counts of the records that the observer of a file store has read.
 
     Attributes:
-        writes: how many records of each kind each session has written.
+        writes: {(session, kind): the number of records of this kind that the session has written}.
         barriers: how many barriers were completed.
-        generation: the number of the log's file in use. It rises by one with each compaction.
-        size: the size of that file, in bytes.
+        generation: the number of the log's current file. Each compaction increments it.
+        size: the size of the log's current file, in bytes.
     """
 
     writes: Mapping[tuple[int, str], int]
@@ -55,20 +55,20 @@ class Observer(Protocol):
     """Takes pictures of one store."""
 
     def look(self) -> tuple[Picture, Activity | None]:
-        """Return the present picture and the activity so far. The activity is None if the store does not report it."""
+        """Return a new picture, and the activity so far. The activity is None on a store without a log."""
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store, if this observer opened it."""
 
 
 def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -> Status:
-    """Return the participants of `store`, with their present holds and waits, and the findings about them.
+    """Return the participants of `store`, what they hold and wait for, and the findings about them.
 
-    Nothing is written, and the call waits for no process. It works while another process keeps the log's lock.
+    The call writes nothing and waits for no process. It works even while another process holds the log's lock.
 
     Args:
         store: the path or the address of a store, or a store.
-        slow: how long others must have waited, in seconds, before a participant that lives and runs is a finding.
+        slow: a wait for a running participant is a finding after this time, in seconds.
 
     Raises:
         StoreError: the store can't be read.
@@ -83,10 +83,10 @@ def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -
 
 
 def observe(store: Store | str | system.os.PathLike[str], timeout: float | None = None) -> Observer:
-    """Return an observer of `store`: a path, an address, or a store.
+    """Return an observer of `store`, which is a path, an address, or a store.
 
-    `timeout` is how long an operation waits for the server of a store that is not a file, in seconds; None is the
-    default.
+    `timeout` is how many seconds an operation waits for the server of the store; None means the store's default. It has
+    no effect on a file store.
     """
     if isinstance(store, Store):
         while isinstance(store, PrefixStore):
@@ -103,7 +103,7 @@ def observe(store: Store | str | system.os.PathLike[str], timeout: float | None 
 
 
 _READING = ("lock", "coherence", "trust_locks")
-"""The options of a `~fscoord.FileStore` that matter to a reader."""
+"""The options of a `~fscoord.FileStore` that an observer needs."""
 
 
 def _is_wanted(key: bytes) -> bool:
@@ -111,7 +111,7 @@ def _is_wanted(key: bytes) -> bool:
 
 
 class _FileStoreObserver:
-    """An `Observer` of a file store."""
+    """An `Observer` that reads the log of a file store."""
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         self._files = FileObserver(path, options, _is_wanted)
@@ -133,11 +133,11 @@ class _FileStoreObserver:
 
 
 class _StoreObserver:
-    """An `Observer` of a store of another kind, by its operations.
+    """An `Observer` that calls the operations of a store other than a file store.
 
     Args:
         store: the store.
-        place: its address, for people.
+        place: the address of the store, for messages.
         owns: whether `close` closes the store.
     """
 
@@ -162,14 +162,14 @@ class _StoreObserver:
                 ranks[each.rank] = (*ranks.get(each.rank, ()), each.number)
         notes = []
         if not store._shows_waits:
-            notes.append("this kind of store does not show what its participants wait for, nor since when")
+            notes.append("this kind of store does not show what its participants wait for, or for how long")
         if not store.capabilities.sessions:
             notes.append("this kind of store has no sessions, so it shows neither its open handles nor deaths")
         rounds = tuple(open_rounds(values, keys))
         return Picture(self._place, participants, ranks, tuple(found), rounds, None, tuple(notes)), None
 
     def _values(self, names: list[bytes]) -> dict[bytes, bytes]:
-        """Return the present values of `names`, without names that are deleted meanwhile."""
+        """Return the present values of `names`, without keys that were deleted meanwhile."""
         found = {name: self._store.get(name, default=None) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -146,7 +146,7 @@ def test_semaphore_whose_name_is_that_of_a_lock_is_refused_and_told_so(fscoord, 
     with Lock(store, "a"):
         done = fscoord("sem", "-j", "1", "a", "true")
     assert done.code == 64
-    assert f"'a' is in use as a lock by {ME}, not as a semaphore: give one of the two another name" in done.err
+    assert f"{ME} uses 'a' as a lock, not as a semaphore: use another name for the lock or for the sem" in done.err
 
 
 @pytest.mark.parametrize("name", ["nothing-of-this-name", "/dev/null"])

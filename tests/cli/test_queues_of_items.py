@@ -208,7 +208,7 @@ def test_consumer_that_was_taken_for_dead_has_its_command_stopped(fscoord, store
     done = fscoord("take-item", "q", *losing)
     assert done.code == 69
     assert "the command was stopped: " in done.err
-    assert "it was taken for dead, and its item handed out again" in done.err
+    assert "another process took the holder for dead, and the item was handed out again" in done.err
     assert ready(store) == [b"a"]
 
 

@@ -262,7 +262,7 @@ def test_callers_that_share_a_rank_are_an_error_when_one_is_left_behind(store: S
             self.set(key, "7")  # here the other one passes, again and again
             return super().compare_set(key, expected, desired)
 
-    with pytest.raises(BarrierError, match="is at sequence 7: two callers have one rank"):
+    with pytest.raises(BarrierError, match="is at sequence 7: two callers use the same rank"):
         make(Overtaken("x", store), 0, 1).execute_barrier()
 
 
@@ -448,9 +448,9 @@ def test_registration_returns_the_class_and_may_be_done_again(registry: dict[str
 def test_type_that_is_missing_or_taken_or_no_barrier_is_refused(registry: dict[str, type[Barrier]]) -> None:
     with pytest.raises(ValueError, match="Nameless has no barrier_type"):
         register_barrier(type("Nameless", (Barrier,), {}))
-    with pytest.raises(ValueError, match="Second: the barrier_type 'store' is that of StoreBarrier"):
+    with pytest.raises(ValueError, match="Second: the barrier_type 'store' is already used by StoreBarrier"):
         register_barrier(type("Second", (Barrier,), {"barrier_type": "store"}))
-    with pytest.raises(ValueError, match="Heir: the barrier_type 'store' is that of StoreBarrier"):
+    with pytest.raises(ValueError, match="Heir: the barrier_type 'store' is already used by StoreBarrier"):
         register_barrier(type("Heir", (StoreBarrier,), {}))
     for wrong in (int, StoreBarrier.execute_barrier):
         with pytest.raises(TypeError, match="not a subclass"):
@@ -488,7 +488,7 @@ def test_configuration_with_unknown_or_wrong_fields_is_refused(text: str, kind: 
 def test_type_not_given_makes_no_barrier_and_an_unknown_one_lists_those_known() -> None:
     assert create_barrier_from_config(BarrierConfig()) is None
     with pytest.raises(
-        ValueError, match="unknown barrier_type 'tcp'; there are dist_barrier, file_store, store, tcp_store"
+        ValueError, match="unknown barrier_type 'tcp'; registered are dist_barrier, file_store, store, tcp_store"
     ):
         create_barrier_from_config(BarrierConfig("tcp"))
 

@@ -287,9 +287,9 @@ def test_timeout_without_ranks_reports_how_many_came(store: Store) -> None:
 
 
 def test_callers_with_and_without_a_rank_at_one_barrier_are_reported(store: Store) -> None:
-    assert "either all do" not in str(timed_out(lambda: barrier(store, 2, "b", 0, rank=1)))
-    assert "either all do, or none" in str(timed_out(lambda: barrier(store, 2, "b", 0)))
-    assert "either all do, or none" in str(timed_out(lambda: barrier(store, 2, "b", 0, rank=1)))
+    assert "all callers must give a rank" not in str(timed_out(lambda: barrier(store, 2, "b", 0, rank=1)))
+    assert "all callers must give a rank, or none" in str(timed_out(lambda: barrier(store, 2, "b", 0)))
+    assert "all callers must give a rank, or none" in str(timed_out(lambda: barrier(store, 2, "b", 0, rank=1)))
 
 
 def test_timeout_of_a_barrier_does_not_wait_for_a_store_that_refuses_writes(place: Place) -> None:

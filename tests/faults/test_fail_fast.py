@@ -415,7 +415,7 @@ def test_rank_of_two_processes_is_dead_when_both_are(path: str) -> None:
 
 
 def test_rank_that_was_never_seen_is_late_and_not_dead(path: str) -> None:
-    words = r"late: rank 1 \(not seen here\), rank 2 \(not seen here\)"
+    words = r"late: rank 1 \(not seen in this store\), rank 2 \(not seen in this store\)"
     with FileStore(path, rank=0, timeout=HANG_S) as store, pytest.raises(StoreTimeoutError, match=words):
         meet(store, 0, 3, timeout=0.05)
 
@@ -460,9 +460,9 @@ def test_timeout_distinguishes_the_dead_ranks_from_the_late(what: str, path: str
         assert caught.value.missing_ranks == ("1", "2", "3")
         assert caught.value.dead_ranks == ("1",)
         assert re.search(
-            rf"dead: rank 1 \(\S+:{crew[1].process.pid}, found dead at \S+ UTC, there since \S+ UTC\)", text
+            rf"dead: rank 1 \(\S+:{crew[1].process.pid}, found dead at \S+ UTC, registered at \S+ UTC\)", text
         )
-        assert re.search(rf"late: rank 2 \(\S+:{crew[2].process.pid}, alive\), rank 3 \(not seen here\)", text)
+        assert re.search(rf"late: rank 2 \(\S+:{crew[2].process.pid}, alive\), rank 3 \(not seen in this store\)", text)
 
 
 def test_timeout_does_not_wait_for_a_lock_to_find_the_dead_ranks(path: str) -> None:

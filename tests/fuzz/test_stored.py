@@ -115,7 +115,7 @@ def outcome(call: Callable[[], Any]) -> Exception | None:
         assert "is not held" in str(error) or type(error) is RuntimeError or "list index" in str(error)
         return error
     except ValueError as error:  # said of `Semaphore`: another program gives another value, or has a lock of the name
-        assert re.search("all contenders must give the same value|is in use as a lock", str(error))
+        assert re.search("all contenders must give the same value|as a lock, not as a semaphore", str(error))
         return error
     return None
 

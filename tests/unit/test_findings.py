@@ -78,8 +78,8 @@ def test_barrier_tells_how_many_came_and_the_state_of_each_missing_rank() -> Non
     assert found.kind == "barrier"
     assert found.message == (
         "barrier 'epoch 7': 5 of 8 came, and the first has waited for 42 s. Missing: 5, 6, 7 (rank 7 (node8:1008) is"
-        " dead, as found at 12:03:11 UTC; rank 5 (node6:1006) is alive, waits for nothing here, last wrote 41 s ago;"
-        " rank 6 was never here). Start rank 7 again, or end the job"
+        " dead, as found at 12:03:11 UTC; rank 5 (node6:1006) is alive, waits for nothing in this store, last wrote"
+        " 41 s ago; rank 6 was not seen in this store). Start rank 7 again, or end the job"
     )
     assert found.sessions == (6, 8)
     assert found.seconds == 42.0
@@ -152,8 +152,9 @@ def test_deadlock_of_two_locks_is_spelled_out() -> None:
     found = find_all(seen)
     assert kinds(found) == ["deadlock"]
     assert found[0].message == (
-        "rank 0 waits for lock 'b', which rank 1 holds; rank 1 waits for lock 'a', which rank 0 holds. None of them"
-        " can go on unless another thread of one of them releases its hold: end one of them (node1:1001, node2:1002)"
+        "rank 0 waits for lock 'b', which rank 1 holds; rank 1 waits for lock 'a', which rank 0 holds. This is a"
+        " deadlock unless another thread of one of these processes releases its hold: end one of them (node1:1001,"
+        " node2:1002)"
     )
     assert found[0].sessions == (1, 2)
     assert found[0].seconds == 42.0
@@ -244,7 +245,7 @@ def test_holder_that_does_nothing_is_a_finding_after_a_while() -> None:
 
     (found,) = seen(idle=100.0)
     assert found.kind == "idle"
-    assert found.message.startswith("lock 'a': 1 waits for it, the first for 42 s, and its holder does nothing here")
+    assert found.message.startswith("lock 'a': 1 waits for it, the first for 42 s, and its holder is idle in this st")
     assert kinds(seen(idle=None)) == ["idle"]
     assert seen(idle=1.0) == []
     assert seen(idle=100.0, waits=waiting("key", "", "plan")) == []
@@ -287,7 +288,7 @@ def test_findings_that_never_end_come_first_and_then_the_longest() -> None:
 def test_missing_ranks_beyond_eight_are_counted() -> None:
     rounds = (round_of("b", 100, list(range(1, 100))),)
     (found,) = find_all(picture(person(1, 0, at_barrier("b")), rounds=rounds))
-    assert "Missing: 1, 2, 3, 4, 5, 6, 7, 8... (rank 1 was never here; " in found.message
+    assert "Missing: 1, 2, 3, 4, 5, 6, 7, 8... (rank 1 was not seen in this store; " in found.message
     assert found.message.endswith("; and 91 more)")
 
 

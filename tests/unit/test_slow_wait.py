@@ -98,7 +98,8 @@ def test_log_message_of_a_long_barrier_says_who_is_dead_and_who_is_stopped(
         for rank in (1, 2, 3):
             other.append("b/arrivals", f"{rank}/4 ")
         other.set("b/complete", "1")
-    missing = r"missing ranks 1, 2, 3; dead: rank 1 .*; late: rank 2 \(\S+, stopped\), rank 3 \(not seen here\)"
+    late = r"late: rank 2 \(\S+, stopped\), rank 3 \(not seen in this store\)"
+    missing = rf"missing ranks 1, 2, 3; dead: rank 1 .*; {late}"
     told = rf"still waiting for barrier 'b' on rank 0 \(1 of 4 arrived, {missing}\), after \d+ s"
     assert re.fullmatch(told, spoken()[0])
 

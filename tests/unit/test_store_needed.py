@@ -73,9 +73,9 @@ def test_object_that_is_not_a_store_is_refused(taker: str) -> None:
 def test_store_that_is_not_asynchronous_is_refused_with_the_call_that_wraps_it(taker: str) -> None:
     with HashStore() as store:
         shown = refusal(TAKERS_OF_ASYNC[taker], store)
-    assert shown == "a store for tasks is needed, got HashStore: AsyncStore(store)"
+    assert shown == "store must be an AsyncStore, got HashStore: pass AsyncStore(store)"
     shown = refusal(TAKERS_OF_ASYNC[taker], "a.store")
-    assert shown == "a store for tasks is needed, got str: aio.open_store('a.store')"
+    assert shown == "store must be an AsyncStore, got str: pass aio.open_store('a.store')"
 
 
 def test_asynchronous_store_in_a_blocking_recipe_is_refused_with_its_store() -> None:
