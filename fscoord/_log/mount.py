@@ -56,6 +56,11 @@ class Mount(NamedTuple):
         return self.kind in NFS_KINDS
 
     @property
+    def is_lustre(self) -> bool:
+        """Whether this is a mount of Lustre's client."""
+        return self.kind == "lustre"
+
+    @property
     def reads_to_end(self) -> bool:
         """Whether a read(2) that returns fewer bytes than requested has met the end of the file, or an error.
 
@@ -111,7 +116,7 @@ class Mount(NamedTuple):
     def _objection_to_locks(self, lock: str) -> Objection | None:
         if self.is_nfs:
             return self._objection_to_nfs(lock)
-        if self.kind == "lustre":
+        if self.is_lustre:
             return self._objection_to_lustre()
         if self.kind == "gpfs" and lock == "flock":
             return Objection("on GPFS flock may be known to one node only", 'pass lock="ofd" in every process')

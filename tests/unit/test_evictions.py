@@ -69,7 +69,7 @@ class Lies:
     def __init__(self, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
         self.left = self.size = 0
         self.calls: tuple[str, ...] = ("read",)
-        self.before_read: Callable[[], object] = lambda: None
+        self.before_call: Callable[[], object] = lambda: None
         read, fstat = kernel.read, kernel.fstat
         name = os.path.basename(path)
 
@@ -82,7 +82,7 @@ class Lies:
             if not lies("read", fd):
                 return bytes(read(fd, size))
             self.left -= 1
-            self.before_read()
+            self.before_call()
             room = max(self.size - os.lseek(fd, 0, 1), 0)
             return bytes(read(fd, min(room, size))) if room else b""
 
@@ -90,6 +90,7 @@ class Lies:
             found = fstat(fd)
             if found.st_size > self.size and lies("fstat", fd):
                 self.left -= 1
+                self.before_call()
                 fields = list(found)
                 fields[6] = self.size
                 return os.stat_result(fields)
@@ -216,7 +217,7 @@ def test_read_that_was_blocked_for_long_is_repeated(
         def block() -> None:
             clock.late += 148
 
-        lies.before_read = block
+        lies.before_call = block
         lies.tell(size, 2, ("read", "fstat"))
         if where == "read":
             assert store.check(["k"])
