@@ -272,3 +272,15 @@ def test_lock_that_the_kernel_grants_after_its_waiter_gave_up_belongs_to_nobody(
         assert log.handle.lock.holder() is None
         holder.close()
         assert early.get("k") == b"4"
+
+
+# What was not synced is lost
+
+
+@pytest.mark.parametrize("how", [*MODES, "local"])
+def test_new_log_is_synced_before_it_gets_its_name(how: str, path: str, kernel: SharedOs) -> None:
+    """Otherwise its name could last longer than its header, and every later process would find zeros there."""
+    FileStore(path, coherence=how).close()
+    names = [name for name, _ in kernel.calls]
+    synced = "fsync" in names[: names.index("link")]
+    assert synced == (how != "local")
