@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from support.shared_os import SharedOs, shared_os
 
 from fscoord import FileStore, StoreGoneError, StoreTimeoutError
 from fscoord._log.locking import kernel_wait
+from fscoord._log.mount import find_mount
 from fscoord._log.recovery import APPLYING, GENERATION
 from fscoord._log.shared import network
 from fscoord._runtime import system
@@ -284,3 +286,82 @@ def test_new_log_is_synced_before_it_gets_its_name(how: str, path: str, kernel: 
     names = [name for name, _ in kernel.calls]
     synced = "fsync" in names[: names.index("link")]
     assert synced == (how != "local")
+
+
+def make_hole(path: str, start: int, hole: str) -> None:
+    """Let the bytes from `start` on be what is left of writes that the server never got."""
+    size = os.path.getsize(path)
+    if hole != "zeros":
+        os.truncate(path, start + {"short": 0, "torn": 20, "size": 0}[hole])
+    if hole == "size":
+        os.truncate(path, size)
+    if hole == "zeros":
+        with open(path, "r+b") as file:
+            file.seek(start)
+            file.write(bytes(size - start))
+
+
+@pytest.mark.parametrize("hole", ["short", "torn", "zeros", "size"])
+@pytest.mark.parametrize("how", MODES)
+def test_writer_goes_on_after_the_writes_that_a_vanished_host_had_not_synced(
+    how: str, hole: str, path: str, on_lustre: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is shorter, ends in the middle of a record, or ends in zeros. What came before is there, and the rest is
+    lost: the next writer records that, and every later reader skips it.
+    """
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as vanished:
+        vanished.set("kept", "1")
+        start = os.path.getsize(path)
+        vanished.set("lost", "x" * 700)
+        vanished.set("lost too", "1")
+    make_hole(path, start, hole)
+    with FileStore(path, coherence=how) as reader, FileStore(path, coherence=how) as writer:
+        assert reader.list_keys() == ["kept"]
+        writer.set("k", "1")
+        assert sorted(writer.list_keys()) == sorted(reader.list_keys()) == ["k", "kept"]
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"kept": b"1", b"k": b"1"})
+
+
+# What is said
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (LUSTRE, "until the server evicts it.*The timeout is 40 s here.*a-job-hangs"),
+        (NFS, "after its lease"),
+        ("nfs server:/x rw,vers=3", "keeps its locks until that host is back"),
+        ("tmpfs tmpfs rw", "no other host"),
+        ("ceph mon:/ rw", "not known"),
+    ],
+)
+def test_mount_says_what_a_vanished_host_costs(
+    kind: str, says: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount(kind, tmp_path, monkeypatch)
+    monkeypatch.setattr(system, "lustre_timeout", lambda: 40)
+    assert re.search(says, find_mount(path).vanished_host)
+    assert find_mount(path).reads_why
+
+
+def test_timeout_of_lustre_is_read_where_the_client_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {"/proc/fs/lustre/timeout": "100"}
+    monkeypatch.setattr(system, "_proc_text", lambda name: shown.get(name, ""))
+    assert system.lustre_timeout() == 100
+    shown.clear()
+    assert system.lustre_timeout() is None
+
+
+def test_hang_on_lustre_is_logged_with_its_likely_cause(
+    path: str, on_lustre: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FileStore(path) as store:
+        call = log_of(store)._call  # type: ignore[attr-defined]
+        call._since, call._warn_after = 1.0, 10.0
+        call.warn_if_stuck(149.0)
+        call.end()
+    (record,) = caplog.records
+    assert "stuck for 148 s" in record.getMessage()
+    assert "evict_client=UUID" in record.getMessage()
