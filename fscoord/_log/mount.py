@@ -56,6 +56,11 @@ class Mount(NamedTuple):
         return self.kind in NFS_KINDS
 
     @property
+    def is_lustre(self) -> bool:
+        """Whether this is a mount of Lustre's client."""
+        return self.kind == "lustre"
+
+    @property
     def reads_to_end(self) -> bool:
         """Whether a read(2) that returns fewer bytes than requested has met the end of the file, or an error.
 
@@ -111,7 +116,7 @@ class Mount(NamedTuple):
     def _objection_to_locks(self, lock: str) -> Objection | None:
         if self.is_nfs:
             return self._objection_to_nfs(lock)
-        if self.kind == "lustre":
+        if self.is_lustre:
             return self._objection_to_lustre()
         if self.kind == "gpfs" and lock == "flock":
             return Objection("on GPFS flock may be known to one node only", 'pass lock="ofd" in every process')
@@ -175,6 +180,33 @@ class Mount(NamedTuple):
                 "it is mounted without locks (mount.lustre(8))", 'mount it with flock, or pass lock="soft"'
             )
         return None
+
+    @property
+    def reads_why(self) -> str:
+        """The reason for `coherence`, as a clause."""
+        if self.is_local:
+            return "the page cache of this host is always valid"
+        if self.coherence == DIRECT:
+            return "a read past the cache returns the data of the server, and takes no lock"
+        return "no other read is known to be current here; taking the lock empties the cache"
+
+    @property
+    def vanished_host(self) -> str:
+        """What the other hosts meet when a host with a log of this mount vanishes, as a sentence without its period."""
+        if self.is_local:
+            return "no other host uses this file system; the kernel releases the locks of a process that ends"
+        if self._is_nfs4:
+            return "the server gives its locks to others after its lease, 90 s by default; others can read meanwhile"
+        if self.is_nfs:
+            return "the server of NFS 3 keeps its locks until that host is back, or an administrator releases them"
+        if self.is_lustre:
+            seconds = system.lustre_timeout()
+            here = f"The timeout is {seconds} s here" if seconds else "Compare `lctl get_param timeout`"
+            return (
+                "calls of other hosts block in the kernel until the server evicts it: 101 to 378 s were measured with a"
+                f" timeout of 100 s. {here}. An administrator can evict it at once (docs/how-to/a-job-hangs.md)"
+            )
+        return "when its locks are released is not known here"
 
     @property
     def caution(self) -> str | None:

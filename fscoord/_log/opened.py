@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.control_records import Session
@@ -38,6 +38,13 @@ def open_log_file(path: str, machine: StateMachine, options: LogOptions, introdu
     return kind(path, machine, options._replace(coherence=coherence), introduce, mount)
 
 
+HANG_ON_LUSTRE: Final = (
+    "The likely cause on Lustre: a host that has vanished holds its locks until the server evicts it (101 to 378 s with"
+    " a timeout of 100 s). Find the host that does not answer; an administrator can evict it on the servers at once:"
+    " lctl set_param mdt.*.evict_client=UUID obdfilter.*.evict_client=UUID."
+)
+
+
 class WatchedLog(Log):
     """A `Log` that hosts share.
 
@@ -46,7 +53,7 @@ class WatchedLog(Log):
 
     def __init__(self, path: str, *arguments: Any) -> None:
         super().__init__(path, *arguments)
-        self._call = KernelCall(path)
+        self._call = KernelCall(path, HANG_ON_LUSTRE) if self.mount.is_lustre else KernelCall(path)
 
     def refresh(self, *arguments: Any, **named: Any) -> Any:
         with self._call:

@@ -687,6 +687,15 @@ def _numbers_in(directory: str) -> list[str]:
     return []
 
 
+def lustre_timeout() -> int | None:
+    """Return the ``timeout`` of Lustre's client in seconds, which `lctl get_param timeout` shows; None if unknown."""
+    for path in ("/sys/fs/lustre/timeout", "/proc/fs/lustre/timeout", "/proc/sys/lustre/timeout"):
+        text = _proc_text(path)
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
 def mount_table() -> list[str]:
     """Return the lines of this process's mount table (proc_mountinfo(5)); [] if the system does not show it."""
     return _proc_text("/proc/self/mountinfo").splitlines()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from functools import partial
 from typing import Any
 
 import click
 
+from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import DirectoryPath, as_json, number_option, seconds_option, time_limit, verbose
@@ -48,6 +50,11 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
     "--ranks-per-node",
     help="How many ranks the job will have on each node. [default: the number in the launcher's environment, else 1]",
 )
+@click.option(
+    "--anonymous",
+    is_flag=True,
+    help="Replace the names of users, hosts and directories in the report, so that it can be sent to others.",
+)
 @as_json
 @verbose
 def doctor(
@@ -57,6 +64,7 @@ def doctor(
     wait: float | None,
     nodes: int | None,
     ranks_per_node: int | None,
+    anonymous: bool,
     as_json: bool,
 ) -> int:
     """Test whether a directory's file system is fit for a store.
@@ -70,7 +78,8 @@ def doctor(
     first waits for them (--wait). On a terminal it shows each step. It leaves nothing in the directory.
 
     After a test between two hosts the report also says what the coordination of a job will cost there, for --nodes and
-    --ranks-per-node. The numbers come from a model and the measured time of a lock.
+    --ranks-per-node. The numbers come from a model and the measured time of a lock. The report says how a store reads
+    there, and what happens when a host vanishes. With --anonymous it can be sent to others.
 
     \b
     Verdicts:
@@ -99,8 +108,37 @@ def doctor(
     else:
         ranks = ranks_per_node or launched.local_world_size or 1
         report["prediction"] = _prediction(report, Job(nodes or len(report["hosts"]), ranks))
+        if anonymous:
+            report = _without_names(report, _names_in(report))
         show(as_json, {**report, "checks": [_without_empty(check) for check in report["checks"]]}, _lines(report))
     return CODES[report["verdict"]]
+
+
+def _names_in(report: dict[str, Any]) -> dict[str, str]:
+    """Return the names that say who has made `report`, each with its replacement."""
+    home = system.os.path.expanduser("~")
+    users = [system.os.environ.get("USER", ""), system.os.environ.get("LOGNAME", ""), system.os.path.basename(home)]
+    found = {report["path"]: "DIR", home: "HOME", **dict.fromkeys(users, "USER")}
+    file_system = report["file_system"]
+    if file_system:
+        found.setdefault(file_system["point"], "MOUNT")
+        addresses = (option.partition("=")[::2] for option in file_system["options"])
+        found |= {value: "ADDRESS" for name, value in addresses if name.endswith("addr")}
+    for number, host in enumerate(report["hosts"], 1):
+        found |= {host: f"HOST{number}", host.partition(".")[0]: f"HOST{number}"}
+    return {name: replacement for name, replacement in found.items() if name.strip("/")}
+
+
+def _without_names(value: Any, names: dict[str, str]) -> Any:
+    """Return `value` with each word of `names` replaced in all of its texts; keys stay."""
+    if isinstance(value, dict):
+        return {key: _without_names(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_names(each, names) for each in value]
+    if not isinstance(value, str):
+        return value
+    longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.sub(rf"(?<!\w)(?:{longest_first})(?!\w)", lambda found: names[found[0]], value)
 
 
 def _without_empty(check: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +152,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         found = report["file_system"]
         options = ",".join(dict.fromkeys(found["options"]))
         lines.append(f"  {found['kind'] or 'unknown'} at {found['point']} ({options})")
+        lines.append(f"  reads: {found['coherence']}: {found['reads_why']}")
+        lines.append(f"  when a host vanishes: {found['vanished_host']}")
     lines += [f"  why: {reason}" for reason in report["reasons"]]
     lines += [f"  do:  {advice}" for advice in report["recommendations"]]
     for between in ("processes", "hosts"):
@@ -123,6 +163,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
             lines += ["", f"between {pair}", *map(_line, checks)]
     if report["prediction"] is not None:
         lines += ["", *_forecast(report["prediction"])]
+        if not report["file_system"]["kind"].startswith("nfs"):
+            lines.append("  the model was fitted on NFS 4.2; on another file system the requests differ")
     return lines
 
 

@@ -75,6 +75,8 @@ class Agent:
             "options": list(mount.options),
             "is_local": mount.is_local,
             "coherence": mount.coherence,
+            "reads_why": mount.reads_why,
+            "vanished_host": mount.vanished_host,
             "objections": {kind: mount.objection(kind) for kind in KINDS},
             "caution": mount.caution,
             "device": found.st_dev,

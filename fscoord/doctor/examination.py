@@ -28,7 +28,7 @@ PAIR_S: Final = 5.0
 OTHERS_S: Final = 180.0
 """How many seconds to retry while an examination without this instance is under way."""
 AGAIN_S: Final = 0.5
-FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence")
+FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence", "reads_why", "vanished_host")
 """The facts about the file system that the report contains."""
 _NEEDS_WRITES: Final = "; the doctor writes its test files there, so name a directory in which this user can write"
 ADVICE: Final = {

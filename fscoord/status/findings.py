@@ -128,7 +128,8 @@ def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
         urgency = STOPPED if held.seconds >= slow else SLOW
         words = (
             f"{title} has held the lock of the store's log for {duration(held.seconds)} without writing: no other"
-            " process can write. Check whether it is blocked in the kernel"
+            " process can write. Check whether it is blocked in the kernel, and whether its host answers: a host that"
+            " has vanished keeps the lock until the file server takes it back"
         )
     else:
         return

@@ -21,7 +21,15 @@ REPORT = {
     "verdict": "not proven",
     "reasons": ["it was tried on one host"],
     "recommendations": ["try two"],
-    "file_system": {"kind": "nfs4", "point": "/mnt", "options": ["rw", "rw"], "is_local": False, "coherence": "direct"},
+    "file_system": {
+        "kind": "nfs4",
+        "point": "/mnt",
+        "options": ["rw", "rw"],
+        "is_local": False,
+        "coherence": "direct",
+        "reads_why": "it is current",
+        "vanished_host": "its locks last for a lease",
+    },
     "lock": "ofd",
     "hosts": ["a"],
     "other_host": "b\x1b",
@@ -70,6 +78,8 @@ def test_report_gives_the_reasons_the_advice_and_the_findings_by_scope(fscoord, 
     text = fscoord("doctor", "/mnt/x").out.decode()
     for line in (
         "  nfs4 at /mnt (rw)",
+        "  reads: direct: it is current",
+        "  when a host vanishes: its locks last for a lease",
         "  why: it was tried on one host",
         "  do:  try two",
         "between two processes",
@@ -90,6 +100,23 @@ def test_json_report_is_one_line_that_holds_everything(fscoord, examined):
     assert "presided" not in report
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_anonymous_report_has_no_name_of_a_user_a_host_or_a_directory(fscoord, examined, monkeypatch, form):
+    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("USER", "alice")
+    path = "/mnt/alice/secret"
+    report = examined["report"]
+    report |= {"path": path, "hosts": ["n1.lab.example", "n2.lab.example"], "other_host": "n2.lab.example"}
+    report["reasons"] = [f"{path}: n2 and n1.lab.example disagree, and so does /home/alice/.ssh, of alice"]
+    report["recommendations"] = [f"srun -N2 fscoord doctor {path}; the words malice and n10 stay"]
+    report["file_system"] = report["file_system"] | {"options": ["rw", "addr=10.1.2.3", "clientaddr=10.1.2.4"]}
+    assert b"alice/secret" in fscoord("doctor", *form, path).out
+    text = fscoord("doctor", "--anonymous", *form, path).out.decode()
+    assert not re.search(r"\balice|secret|example|\bn[12]\b|10\.1\.2|/mnt", text), text
+    for kept in ("DIR: HOST2 and HOST1 disagree, and so does HOME/.ssh, of USER", "malice and n10", "addr=ADDRESS"):
+        assert kept in text
+
+
 def between_hosts(examined: dict[str, Any], seconds: float = 0.002, lock: str = "ofd") -> None:
     """Let the report say that a free lock took so long, with another host there."""
     check = {"name": "latency", "between": "hosts", "outcome": "info", "says": "2 ms", "lock": lock}
@@ -106,6 +133,9 @@ def test_report_predicts_what_a_job_costs_from_the_round_trip(fscoord, examined)
     assert "at 1 ms for a round trip" in heading
     (barrier,) = (line for line in text.splitlines() if line.startswith("  a barrier"))
     assert f"{found['prediction']['barrier_requests']:,} requests" in barrier
+    assert "fitted on NFS" not in text
+    examined["report"]["file_system"] = REPORT["file_system"] | {"kind": "lustre"}
+    assert "fitted on NFS" in fscoord("doctor", "/mnt/x").out.decode()
 
 
 def test_predicted_job_is_the_one_that_the_launcher_started_unless_it_is_given(fscoord, examined, monkeypatch):

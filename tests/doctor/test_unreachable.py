@@ -29,6 +29,8 @@ HERE = {
     "options": ["hard"],
     "is_local": False,
     "coherence": "direct",
+    "reads_why": "it is current",
+    "vanished_host": "its locks last for a lease",
     "objections": {"ofd": None, "flock": None, "soft": None},
     "caution": "",
     "device": 1,

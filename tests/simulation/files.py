@@ -3,6 +3,9 @@
 It is one directory, which all hosts share, and one more of each host. A write may be seen, or end with its process,
 after any byte; an inode number is given again as soon as it is free; the disk may be full for a while. The answer to a
 call that makes or removes a symbolic link may get lost: it is repeated then, as NFS does, or fails.
+A host may vanish, as from Lustre: until the server evicts it its locks stay, and the calls of the others on the files
+that it has open block. What it had not synced is lost then, and the first answer to a call that was blocked may come
+from the size that its host knew before.
 An event may get lost, too, and tells only of what the own host does.
 """
 
@@ -35,6 +38,8 @@ class Inode:
         self.locks: list[tuple[int, int, int, int]] = []
         self.events: list[Events] = []
         self.socket: Any = None
+        self.known: dict[str, int] = {}  # the size of which each host knows
+        self.unsynced: dict[str, list[tuple[int, int]]] = {}  # what only the cache of a host has, by start and end
 
 
 class Opened:
@@ -103,6 +108,8 @@ class Files:
         self.loses = self.loses_events = self.loses_datagrams = 0.0
         self.tears = rng.choice([0.05, 0.3, 0.7])
         self.sockets: list[Any] = []
+        self.vanished: set[str] = set()
+        self.blocked = self.old_answers = self.holes = 0
         self._next = 1000
         self._inode_numbers = set(range(2, 400))
         self.directory = Inode(1, stat.S_IFDIR | 0o700)
@@ -173,6 +180,41 @@ class Files:
         for socket in self.sockets:
             if socket.process is process:
                 socket.close()
+
+    # -- hosts that vanish -----------------------------------------------------------------------------------------
+
+    def _is_kept(self, inode: Inode) -> bool:
+        """Return whether a host that has vanished has `inode` open, so that the server waits for its answer."""
+        return any(self.opened[fd].process.host in self.vanished for fd in inode.opened)
+
+    def reach(self, inode: Inode) -> int:
+        """Wait for the server; return the size by which the call of the process that runs is answered.
+
+        Other hosts write back what only they have of the file: the server asks them to.
+        """
+        host, size = self.scheduler.process.host, None
+        if self.vanished and self._is_kept(inode):
+            self.blocked += 1
+            self.scheduler.block(lambda: not self._is_kept(inode), math.inf)
+            if self.rng.random() < 0.9:
+                size = min(inode.known.get(host, len(inode.data)), len(inode.data))
+                self.old_answers += size < len(inode.data)
+        for other in [name for name in inode.unsynced if name != host]:
+            del inode.unsynced[other]
+        inode.known[host] = len(inode.data)
+        return len(inode.data) if size is None else size
+
+    def evict(self, host: str) -> None:
+        """The server evicts `host`, which has vanished: its locks are free, and what only its cache had is lost."""
+        for inode in {*self.names.values(), *(opened.inode for opened in self.opened.values())}:
+            for start, end in reversed(inode.unsynced.pop(host, [])):
+                self.holes += 1
+                inode.data[start:end] = bytes(end - start)
+                if end == len(inode.data) and self.rng.random() < 0.5:
+                    del inode.data[start:]
+        for process in {opened.process for opened in self.opened.values() if opened.process.host == host}:
+            self.bury(process)
+        self.vanished.discard(host)
 
     def ring(self, inode: Inode, mask: int) -> None:
         for events in inode.events:
@@ -297,7 +339,9 @@ class Os(ModuleType):
 
     def close(self, fd: int) -> None:
         files = self._files
-        if fd in files.opened and not files.scheduler.is_over:  # else the process is dead, and the kernel has done it
+        if files.scheduler.is_over or files.scheduler.process.host in files.vanished:
+            return
+        if fd in files.opened:  # else the process is dead, and the kernel has done it
             files.close(fd)  # no step, for whoever collects garbage must not die of it
 
     def link(self, source: str, target: str) -> None:
@@ -405,7 +449,11 @@ class Os(ModuleType):
 
     def fstat(self, fd: int) -> Any:
         self._files.scheduler.step("fstat", fd)
-        return _status(self._files.find(fd).inode)
+        inode = self._files.find(fd).inode
+        size = self._files.reach(inode)
+        found = _status(inode)
+        found.st_size = size
+        return found
 
     def lseek(self, fd: int, offset: int, whence: int) -> int:
         opened = self._files.find(fd)
@@ -415,13 +463,15 @@ class Os(ModuleType):
     def read(self, fd: int, size: int) -> bytes:
         self._files.scheduler.step("read", fd)
         opened = self._files.find(fd)
-        data = bytes(opened.inode.data[opened.place : opened.place + size])
+        end = min(opened.place + size, self._files.reach(opened.inode))
+        data = bytes(opened.inode.data[opened.place : end])
         opened.place += len(data)
         return data
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         self._files.scheduler.step("pread", f"{fd} {offset}")
-        return bytes(self._files.find(fd).inode.data[offset : offset + size])
+        inode = self._files.find(fd).inode
+        return bytes(inode.data[offset : min(offset + size, self._files.reach(inode))])
 
     def preadv(self, fd: int, buffers: Sequence[Any], offset: int) -> int:
         (buffer,) = buffers
@@ -434,6 +484,7 @@ class Os(ModuleType):
         files.scheduler.step("write", f"{fd} {len(data)}")
         opened = files.find(fd)
         assert opened.flags & os.O_ACCMODE != os.O_RDONLY
+        files.reach(opened.inode)
         room = len(data)
         if files.scheduler.steps < files.full_until:
             room = files.rng.choice([0, 0, 1, len(data) // 2, len(data) - 1])
@@ -445,6 +496,7 @@ class Os(ModuleType):
                 part = files.rng.randrange(1, part)
             place = len(opened.inode.data) if opened.flags & os.O_APPEND else opened.place
             opened.inode.data[place : place + part] = data[done : done + part]
+            opened.inode.unsynced.setdefault(opened.process.host, []).append((place, place + part))
             opened.place, done = place + part, done + part
             files.ring(opened.inode, MODIFY)
             if done < room:
@@ -475,7 +527,9 @@ class Os(ModuleType):
 
     def fsync(self, fd: int) -> None:
         self._files.scheduler.step("fsync", fd)
-        self._files.find(fd)
+        inode = self._files.find(fd).inode
+        self._files.reach(inode)
+        inode.unsynced.pop(self._files.scheduler.process.host, None)
 
     def fdatasync(self, fd: int) -> None:
         self.fsync(fd)

@@ -73,6 +73,19 @@ def test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule(
             assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
 
 
+def test_calls_beside_a_host_that_vanishes_are_linearizable_on_any_schedule(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """One of two hosts on Lustre is switched off. The calls of the other wait for its eviction once, and not again.
+
+    No answer comes from a size that was valid before, and what the host had acknowledged is there.
+    """
+    ran: list[Run] = each(schedules("vanished", rng, scale(150)), lambda number: nodes.run(number, vanishes=True))
+    if len(ran) >= 100:
+        for what in ("blocked", "waited", "old answers", "holes"):
+            assert sum(run.counted.get(what, 0) > 0 for run in ran) > len(ran) // 50, f"hardly any {what}"
+
+
 def test_wait_ends_on_any_schedule_when_its_condition_is_met(rng: random.Random, scale: Callable[[int], int]) -> None:
     """And where the file system tells of events it does so at once, not at the next slow poll, unless somebody was
     killed or stopped.

@@ -20,6 +20,8 @@ from fscoord import FileStore, StoreError, StoreTimeoutError, StoreUnavailableEr
 VALUES, QUEUES = ("v1", "v2"), ("q1",)
 DATA = "SICAMDPO"
 LIMIT_S = 1000.0
+AFTER_EVICTION_S = 60.0
+"""How long a call may take after the eviction of the host that it had to wait for, in seconds."""
 
 
 def model(key: str) -> tuple[Any, Any]:
@@ -69,6 +71,7 @@ class Run:
         """Make one call, and write it into the history: at first as one that never returns."""
         start, place = next(self.moments), len(self.calls)
         self.calls.append((key, Call(start, math.inf, operation, UNKNOWN)))
+        began = self.world.scheduler.now
         try:
             result = operations.call(store, key, operation)
         except (StoreError, StoreTimeoutError) as error:
@@ -83,6 +86,11 @@ class Run:
             assert operation[0] == "add"
             self.calls[place] = (key, Call(start, math.inf, ("read",), UNKNOWN))
             return
+        finally:
+            ended, evicted = self.world.scheduler.now, self.world.evicted_at
+            if began < evicted < ended:
+                self.counted["waited"] = self.counted.get("waited", 0) + 1
+                assert ended - evicted < AFTER_EVICTION_S, "it has waited for another eviction"
         self.calls[place] = (key, Call(start, next(self.moments), operation, result))
 
     def work(self, store: FileStore, rng: random.Random, name: int, *, shares: bool) -> None:

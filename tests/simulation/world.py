@@ -30,6 +30,10 @@ from fscoord.stores.file import lifecycle
 
 PATH = f"{Files.DIRECTORY}/log"
 HOST = "simulated"
+NFS = "nfs4 server:/ rw,vers=4.2"
+LUSTRE = "lustre 10.0.0.1@tcp:/simulated rw,flock"
+EVICTED_S = (8, 30)
+"""When the server evicts a host that has vanished, in seconds. Lustre's takes minutes, in which the others poll."""
 
 
 class Own:
@@ -73,6 +77,8 @@ class World:
     Attributes:
         kills: how many processes were killed.
         wsize: the most bytes of one write to the file server.
+        mount: the type, source and options of the directory, if there are several hosts.
+        evicted_at: when a host that had vanished was evicted.
     """
 
     def __init__(self, seed: int, steps_max: int = 60_000, hosts: Sequence[str] = (HOST,)) -> None:
@@ -84,6 +90,8 @@ class World:
             self.files.add_host(host)
         self.kills = self.stops = self.fulls = 0
         self.wsize = 1 << 18
+        self.mount = NFS
+        self.evicted_at = math.inf
         self._living: dict[int, Process] = {}
         self._plan: list[tuple[int, str]] = []
         self._on_death: dict[int, Callable[[], None]] = {}
@@ -126,10 +134,10 @@ class World:
         self.files.bury(process)
         process.is_dead = True
 
-    def plan(self, kills: int = 0, stops: int = 0, fulls: int = 0, *, within: int = 600) -> None:
+    def plan(self, kills: int = 0, stops: int = 0, fulls: int = 0, vanishes: int = 0, *, within: int = 600) -> None:
         """Let so many things happen within so many steps from now on."""
         here = self.scheduler.steps
-        for what, count in (("kill", kills), ("stop", stops), ("full", fulls)):
+        for what, count in (("kill", kills), ("stop", stops), ("full", fulls), ("vanish", vanishes)):
             self._plan += [(here + at, what) for at in drawn(self.rng, count, within)]
         self._plan.sort()
         self.scheduler.meddle = self._meddle
@@ -157,7 +165,9 @@ class World:
     def _meddle(self) -> None:
         while self._plan and self._plan[0][0] <= self.scheduler.steps:
             _, what = self._plan.pop(0)
-            if what == "full":
+            if what == "vanish":
+                self.vanish(self.rng.choice(self.hosts))
+            elif what == "full":
                 self.fulls += 1
                 self.files.full_until = self.scheduler.steps + self.rng.randrange(1, 60)
             elif self._living:
@@ -178,9 +188,26 @@ class World:
         if then is not None:
             then()
 
+    def vanish(self, host: str) -> None:
+        """Switch off `host`: its processes are gone, and what they had open stays open until the server evicts it."""
+        self.files.vanished.add(host)
+        for victim in [process for process in self._living.values() if process.host == host]:
+            del self._living[victim.number]
+            self._on_death.pop(victim.number, None)
+            self.scheduler.kill(victim)
+        until = self.scheduler.now + self.rng.uniform(*EVICTED_S)
+
+        def evict() -> None:
+            self.scheduler.block(lambda: False, until)
+            self.evicted_at = self.scheduler.now
+            self.files.evict(host)
+
+        self.scheduler.spawn(self.scheduler.make_process("server"), evict, "evict")
+
     def sequel(self) -> World:
         """Return a world that begins with the files of this one, when all of its processes are gone."""
         world = World(self.rng.randrange(2**32), hosts=self.hosts)
+        world.mount = self.mount
         world.files.take_over(self.files)
         world._begun = self._begun + 1000  # its processes have numbers of this one's, and are others
         return world
@@ -258,7 +285,7 @@ class World:
         local = "1 1 8:1 / / rw - ext4 /dev/sda1 rw"
         if len(self.hosts) == 1:
             return [local]
-        return [local, f"2 1 0:50 / {Files.DIRECTORY} rw - nfs4 server:/ rw,vers=4.2,wsize={self.wsize}"]
+        return [local, f"2 1 0:50 / {Files.DIRECTORY} rw - {self.mount},wsize={self.wsize}"]
 
     def _take_name(self, plain: str) -> Any:
         self.scheduler.step("take name", plain)

@@ -69,7 +69,7 @@ def test_watchdog_warns_of_a_stuck_call_at_doubling_intervals(
         call.begin()
         for seconds in range(9 * int(FIRST_S)):
             call.warn_if_stuck(clock.now + seconds)
-        assert told == [("/some/where", FIRST_S * times) for times in (1, 2, 4, 8)]
+        assert told == [("/some/where", FIRST_S * times, "Does its server answer?") for times in (1, 2, 4, 8)]
         call.end()
         call.warn_if_stuck(clock.now + 1e6)
         assert len(told) == 4

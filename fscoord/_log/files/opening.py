@@ -10,6 +10,7 @@ from fscoord._log.format import record
 from fscoord._log.format.header import ForeignFile, Header, RunId
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
+from fscoord._log.mount import LOCAL
 from fscoord._runtime import system
 from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -63,6 +64,14 @@ class LogOptions(NamedTuple):
     def is_soft(self) -> bool:
         """Whether the lock is a soft lock, which a user chooses where the kernel's locks are missing or unreliable."""
         return self.lock_kind == SOFT
+
+    @property
+    def syncs_header(self) -> bool:
+        """Whether a new log is synced before other processes use it.
+
+        Otherwise a host that vanishes from a file server could leave a log that begins with zeros.
+        """
+        return self.durable or self.coherence not in (None, LOCAL)
 
     def inode(self, fd: int) -> int:
         """Return the inode number of the open file `fd`; 0 if the file system does not keep inode numbers."""
@@ -164,7 +173,7 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
         return safe_files.open_descriptor(path, flags, owned_fds=owned_fds)
     except FileNotFoundError as error:
         raise_if_foreign(error)
-        safe_files.create(path, options.header, options.mode, durable=options.durable)
+        safe_files.create(path, options.header, options.mode, durable=options.syncs_header)
         # With O_CREAT, because an NFS client may have cached that the file does not exist: nfs(5), "lookupcache".
         return safe_files.open_descriptor(path, flags | system.os.O_CREAT, options.mode, owned_fds)
 
@@ -254,5 +263,5 @@ def _write_header(path: str, options: LogOptions, fd: int) -> None:
         if found:
             system.os.ftruncate(fd, 0)
         safe_files.write_all(fd, options.header(fd))
-        if options.durable:
+        if options.syncs_header:
             system.sync_file(fd)

@@ -20,8 +20,10 @@ from fscoord._runtime.interrupts import raise_if_foreign
 
 _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
 """Recovery flags with which the descriptor may be that of another file."""
-SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
-"""The errors of a file server that has restarted, or whose file another host has removed."""
+SERVER_FORGOT: Final = frozenset(
+    getattr(system.errno, name) for name in ("ESTALE", "EIO", "ENOTCONN", "ESHUTDOWN") if hasattr(system.errno, name)
+)
+"""The errors of a file server that has restarted or evicted this host, or whose file another host has removed."""
 TRIES: Final = 4
 """How many times in a row an operation on a file that the server has forgotten is tried. The last error is raised."""
 

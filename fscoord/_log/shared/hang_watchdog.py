@@ -23,10 +23,12 @@ class KernelCall:
 
     Args:
         path: the path of the log.
+        cause: the likely cause of a hang and the remedy, as sentences.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, cause: str = "Does its server answer?") -> None:
         self._path = path
+        self._cause = cause
         self._since = 0.0
         self._warn_after = 0.0
         _open.add(self)
@@ -60,10 +62,11 @@ class KernelCall:
         if since and now - since >= self._warn_after:
             self._warn_after *= 2
             logger(__name__).warning(
-                "%s: a call to the file system has been stuck for %.0f s; does its server answer? The call can't be"
-                " interrupted, and continues when the server answers again",
+                "%s: a call to the file system has been stuck for %.0f s. %s The call can't be interrupted, and"
+                " continues when the server answers again",
                 self._path,
                 now - since,
+                self._cause,
             )
 
 

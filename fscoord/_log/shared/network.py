@@ -47,6 +47,10 @@ SETTLE_S: Final = 1.2
 """How long a cache that no lock empties may be out of date, in seconds. The time-outs of FUSE and GlusterFS are one
 second by default."""
 
+BLOCKED_S: Final = 5.0
+"""A read that took longer is repeated under the lock, in seconds. The server may have evicted a host meanwhile, and a
+client whose call was blocked until then may have answered it from the size before."""
+
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1
@@ -79,6 +83,8 @@ class NetworkAccess:
         self.recent: Extent | None = None
         self._stale_in_a_row = self._stale_generation = 0
         self._has_written = False  # whether this handle wrote under the lock that it holds, or held last
+        self._seen = (0, 0)  # the furthest generation and offset that this handle has read or written
+        self._read_at = 0.0  # when the last read(2) returned (monotonic, in seconds)
         handle.is_shared = handle.may_lie = True
         self._set_mode(coherence)
 
@@ -86,7 +92,8 @@ class NetworkAccess:
         self.coherence = coherence
         is_direct = coherence == DIRECT
         handle = self._handle
-        handle.short_read_is_end = is_direct
+        # On Lustre a read that meets an eviction may return the bytes before it.
+        handle.short_read_is_end = is_direct and not self._mount.is_lustre
         handle.read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
         # With O_RDWR the kernel fetches the page in which an append begins, which is one more request. A reader under a
         # lock still needs O_RDWR, because a shared lock needs a descriptor that is open for reading.
@@ -133,6 +140,16 @@ class NetworkAccess:
         if now - self._handle.path_checked_at > PATH_CHECK_S:
             self._check_descriptors()
             self._check_path(now)
+        is_sealed = self._read_unlocked()
+        if not is_sealed and self._mount.is_lustre and self._differs_in_size():  # or another host has just appended
+            is_sealed = self._read_unlocked()
+            if not is_sealed and self._differs_in_size():
+                raise NeedsLock
+        if not is_sealed and (self._is_behind() or self._read_at - now > BLOCKED_S):
+            raise NeedsLock
+        return is_sealed
+
+    def _read_unlocked(self) -> bool:
         kind = self._handle.lock.kind
         if self.coherence == DIRECT:
             return self._read_on(locked=False)
@@ -145,7 +162,26 @@ class NetworkAccess:
 
     def _read_on(self, *, locked: bool) -> bool:
         data = system.os.read(self._handle.reader_fd, CHUNK)
+        self._read_at = system.time.monotonic()
         return bool(data) and self._advance(data, locked=locked)
+
+    def _differs_in_size(self) -> bool:
+        """Return whether the file does not end where the last read has found its end."""
+        handle = self._handle
+        end = handle.offset + len(handle.pending)
+        return not handle.is_torn and system.os.fstat(handle.reader_fd).st_size != end
+
+    def _is_behind(self) -> bool:
+        """Return whether the handle is before a position that it has reached earlier. Remember its position if not.
+
+        A recovery reads the log again from the beginning. If the client answers from an old size meanwhile, this read
+        ends too early, and records would be missing that were acknowledged, or were returned by an earlier read.
+        """
+        position = self._handle.header.generation, self._handle.offset
+        if position < self._seen:
+            return True
+        self._seen = position
+        return False
 
     def _advance(self, data: bytes, *, locked: bool) -> bool:
         """Pass `data` to the cursor, and keep the bytes if they are complete records."""
@@ -168,6 +204,8 @@ class NetworkAccess:
         """
         handle = self._handle
         if self.coherence != DIRECT or handle.pending or handle.is_torn or extent.file != self._file:
+            return None
+        if self._is_behind():
             return None
         done = handle.offset - extent.start
         if not 0 <= done < len(extent.data):
@@ -233,7 +271,7 @@ class NetworkAccess:
         An unlocked read may have seen a record of which only some pages had arrived at the server. So ``pending`` bytes
         are read again. Bytes that look damaged, torn or truncated may come from a stale cache. So they are read again,
         past the cache, for `SETTLE_S`, or for `PAUSE_S` if reads are direct. After that time a cache can't be the
-        reason.
+        reason. A read that was blocked for `BLOCKED_S` is repeated once.
 
         The comparison of the path, if it is due, costs no request of its own: the reply to open(2) contains the size
         and the link count, which would otherwise need a request. Before the lock the comparison would be one more
@@ -249,14 +287,31 @@ class NetworkAccess:
             self._bypass_cache()
             handle.path_checked_at = now
         deadline = 0.0
-        while not self._is_caught_up(final=bool(deadline) and system.time.monotonic() >= deadline):
+        was_blocked = False
+        while True:
+            now = system.time.monotonic()
+            final = bool(deadline) and now >= deadline
+            if self._is_caught_up(final=final) and (handle.seal is not None or not self._falls_short(final=final)):
+                if was_blocked or system.time.monotonic() - now <= BLOCKED_S or handle.seal is not None:
+                    break
+                was_blocked = True
             if not deadline:
-                settle = PAUSE_S if self.coherence == DIRECT else SETTLE_S
+                settle = PAUSE_S if self.coherence == DIRECT and not self._mount.is_lustre else SETTLE_S
                 deadline = system.time.monotonic() + settle
             system.time.sleep(PAUSE_S)
             self._bypass_cache()
         self._stale_in_a_row = 0
         return handle.seal is not None
+
+    def _falls_short(self, *, final: bool) -> bool:
+        """Return whether the handle is before a position that it has reached earlier, or raise an error if `final`."""
+        handle = self._handle
+        if not self._is_behind():
+            return False
+        if final:
+            self._check_identity()
+            raise handle.gone(f"ends at {handle.offset} bytes, after {self._seen[1]} bytes had been read")
+        return True
 
     def _is_caught_up(self, *, final: bool) -> bool:
         """Read on. Return whether a seal or the end of the file was reached.
@@ -277,7 +332,8 @@ class NetworkAccess:
             if is_end is not None:
                 return is_end
         if handle.is_torn or handle.pending:
-            return final or self.coherence == DIRECT
+            has_more = not handle.is_torn and found.st_size > handle.offset + len(handle.pending)
+            return final or (self.coherence == DIRECT and not has_more)
         if found.st_size <= handle.offset:
             return True
         if final:
@@ -337,6 +393,7 @@ class NetworkAccess:
             handle.recovery |= SERVER_STATE
             raise
         self._has_written = True
+        self._seen = handle.header.generation, handle.offset + len(data)
         if handle.pending or handle.is_torn:  # a void, which does not begin at `offset`
             self.recent = None
         else:
