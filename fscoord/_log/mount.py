@@ -56,6 +56,15 @@ class Mount(NamedTuple):
         return self.kind in NFS_KINDS
 
     @property
+    def is_lustre(self) -> bool:
+        """Whether this is a mount of Lustre's client.
+
+        Its mount table always has the word ``nolock``, which there is not the option of NFS. Of ``flock`` and
+        ``localflock`` it has the one that is set; neither of them means that the mount has no locks.
+        """
+        return self.kind == "lustre"
+
+    @property
     def reads_to_end(self) -> bool:
         """Whether a read(2) that returns fewer bytes than requested has met the end of the file, or an error.
 
@@ -78,12 +87,13 @@ class Mount(NamedTuple):
         """The default way to read a log on this mount: one of `COHERENCES`.
 
         On NFS it is a direct read, which returns the data of the server, in one request. A read through the cache may
-        return zeros instead of data while a process of the host writes. On other shared file systems only a lock is
-        known to make the cache valid.
+        return zeros instead of data while a process of the host writes. On Lustre each way returns current data, and a
+        direct read needs the fewest messages. On other shared file systems only a lock is known to make the cache
+        valid. A mount that refuses direct reads is read under a lock (`NetworkAccess`).
         """
         if self.is_local:
             return LOCAL
-        return DIRECT if self.is_nfs else LOCKED
+        return DIRECT if self.is_nfs or self.is_lustre else LOCKED
 
     def option(self, name: str) -> str | None:
         """Return the value of the option `name`, ``""`` if the option has no value, or None if it is not set."""
@@ -111,7 +121,7 @@ class Mount(NamedTuple):
     def _objection_to_locks(self, lock: str) -> Objection | None:
         if self.is_nfs:
             return self._objection_to_nfs(lock)
-        if self.kind == "lustre":
+        if self.is_lustre:
             return self._objection_to_lustre()
         if self.kind == "gpfs" and lock == "flock":
             return Objection("on GPFS flock may be known to one node only", 'pass lock="ofd" in every process')
