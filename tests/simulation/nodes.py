@@ -53,9 +53,9 @@ def stopped_behind(world: World, place: type, name: str, chance: float) -> Any:
     return mock.patch.object(place, name, stop_behind)
 
 
-def run(seed: int) -> Run:
-    """Draw a world by `seed`, let it happen, and judge what happened."""
-    world = World(seed, hosts=HOSTS)
+def run(seed: int, kind: str = "nfs4") -> Run:
+    """Draw a world by `seed`, on a file server of this `kind`, let it happen, and judge what happened."""
+    world = World(seed, hosts=HOSTS, kind=kind)
     rng = world.rng
     world.wsize = rng.choice([1 << 18, 1 << 18, 600])
     world.files.loses_datagrams = rng.choice([0, 0, 0.1, 1.0])
@@ -65,6 +65,8 @@ def run(seed: int) -> Run:
         "durable": rng.random() < 0.2,
         "spill_bytes": rng.choice([None, None, 1, 3]),
     }
+    if kind == "lustre":
+        options |= {"lock": rng.choice(["ofd", "ofd", "flock"]), "coherence": rng.choice([None, None, "locked"])}
     this = Run(world, options, rng.randrange(3, 8), limits=rng.choice([(LIMIT_S,), LIMITS]))
     this.counted |= {"batches": 0, "claims": 0}
     chance = rng.choice([0, 0.02, 0.1])
@@ -77,6 +79,6 @@ def run(seed: int) -> Run:
             this.process(name, rng.choice([1, 1, 1, 2]))
         world.plan(rng.choice([0, 0, 1, 2, 4]), rng.choice([0, 0, 1, 2, 3]), rng.choice([0, 0, 0, 1, 2]), within=1500)
         world.scheduler.run()
-    this.counted["late"] = this.late
+    this.counted |= {"late": this.late, "deadlocks": world.files.called_deadlocks}
     with_end(this)
     return this
