@@ -195,7 +195,7 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
 
 def _has_no_locks(findings: Findings) -> bool:
     """Return whether the kernel's locks are missing and not broken, so that a soft lock can be used instead."""
-    return any(check.measured.get("missing") for check in findings.checks)
+    return any(check.measured.get("missing") and check.lock != "soft" for check in findings.checks)
 
 
 def _is_sound(findings: Findings, kind: str) -> bool:

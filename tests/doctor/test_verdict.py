@@ -187,6 +187,16 @@ def test_nfs_without_locks_gets_advice_on_its_lock_manager():
     assert "rpc.statd" not in " ".join(verdict(facts("lustre", "flock"), found, None)["recommendations"])
 
 
+def test_nfs_without_symbolic_links_gets_no_advice_on_its_lock_manager():
+    found = [
+        each._replace(outcome=BAD, measured={"missing": True}) if each.lock == "soft" else each
+        for each in checks(*BOTH)
+    ]
+    judged = verdict(facts("nfs", "vers=3"), found)
+    assert judged["verdict"] == SAFE
+    assert "rpc.statd" not in " ".join(judged["recommendations"])
+
+
 def test_instances_that_did_not_come_are_missed():
     local = verdict(facts("ext4"), checks(PROCESSES), None, expected=2, came=1)
     assert local["verdict"] == NOT_SAFE

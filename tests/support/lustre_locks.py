@@ -66,6 +66,6 @@ def lustre_locks() -> Iterator[LustreLocks]:
     locks = LustreLocks()
     with (
         mock.patch.object(system, "fcntl", locks),
-        mock.patch.object(system, "load_flock_locker", lambda: (locks, exceptions)),
+        mock.patch.object(system, "load_flock_locker", return_value=(locks, exceptions)),
     ):
         yield locks

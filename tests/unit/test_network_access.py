@@ -561,7 +561,16 @@ def test_log_that_replaced_ours_in_the_same_inode_is_detected(
 
 
 @pytest.mark.parametrize(
-    "kind", ["nfs s:/ rw,vers=3,nolock,local_lock=all", "lustre s:/ rw,localflock", "fuse.sshfs x rw"]
+    "kind",
+    [
+        "nfs s:/ rw,vers=3,nolock",
+        "nfs s:/ rw,vers=3,nolock,local_lock=all",
+        "nfs s:/ rw,vers=3,local_lock=posix",
+        "lustre s:/ rw,localflock,nolock",
+        "lustre s:/ rw,nolock",  # with noflock, or without an option
+        "cifs s:/ rw,nobrl",
+        "fuse.sshfs x rw",
+    ],
 )
 def test_mount_whose_locks_do_not_work_is_refused_before_a_file_is_created(
     kind: str, path: str, tmp_path: Path, mounted: object

@@ -174,12 +174,15 @@ class LogLock:
 
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
         """Return the error to raise if `error` of a lock call means that the mount has no such locks, else None."""
-        if error.errno not in _REFUSALS:
+        is_soft = self.kind == SOFT
+        if error.errno not in _REFUSALS and not (is_soft and error.errno == system.errno.EPERM):  # symlink(2)
             return None
         others = " or ".join(f'lock="{name}"' for name, number in KINDS.items() if number != self.kind)
+        missing, remedy = f"has no {KIND_NAMES[self.kind]} locks", "choose another directory, mount it with locks, or"
+        if is_soft:
+            missing, remedy = "refuses symbolic links, and a soft lock is one", "choose another directory, or"
         return UnsupportedFilesystemError(
-            f"{self.path}: this file system has no {KIND_NAMES[self.kind]} locks ({error.strerror}); choose another"
-            f" directory, mount it with locks, or pass {others} in every process",
+            f"{self.path}: this file system {missing} ({error.strerror}); {remedy} pass {others} in every process",
             path=self.path,
         )
 
