@@ -69,9 +69,9 @@ def test_store_reports_a_file_system_that_refuses_symbolic_links(number: int, is
         faulty_system() as faulty,
         faulty.fail(0, number, names=("symlink",), for_good=True),
         pytest.raises(UnsupportedFilesystemError, match="symbolic links") as caught,
+        FileStore(log, lock="soft", timeout=60) as store,
     ):
-        with FileStore(log, lock="soft", timeout=60) as store:
-            store.set("k", "1")
+        store.set("k", "1")
     assert str(log) in str(caught.value)
     assert os.strerror(number) in str(caught.value)
     assert 'pass lock="ofd" or lock="flock" in every process' in str(caught.value)
