@@ -185,6 +185,15 @@ def test_system_is_touched_in_one_module_only(name: str) -> Iterator[str]:
 
 
 @faults_of_modules
+def test_times_of_files_are_not_read(name: str) -> Iterator[str]:
+    """Lustre keeps whole seconds, and a file server has a clock of its own."""
+    times = re.compile(r"st_[acm]time(_ns)?|st_birthtime(_ns)?|get[acm]time")
+    yield from sorted(
+        {node.attr for node in ast.walk(tree(name)) if isinstance(node, ast.Attribute) and times.fullmatch(node.attr)}
+    )
+
+
+@faults_of_modules
 def test_files_are_opened_and_changed_by_the_functions_that_check_them(name: str) -> Iterator[str]:
     """Another user may have put another file at a name, so what is done by a name follows no link, and cuts no file."""
     used = {

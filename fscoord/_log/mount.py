@@ -57,7 +57,11 @@ class Mount(NamedTuple):
 
     @property
     def is_lustre(self) -> bool:
-        """Whether this is a mount of Lustre's client."""
+        """Whether this is a mount of Lustre's client.
+
+        Its mount table always has the word ``nolock``, which there is not the option of NFS. Of ``flock`` and
+        ``localflock`` it has the one that is set; neither of them means that the mount has no locks.
+        """
         return self.kind == "lustre"
 
     @property
@@ -83,12 +87,13 @@ class Mount(NamedTuple):
         """The default way to read a log on this mount: one of `COHERENCES`.
 
         On NFS it is a direct read, which returns the data of the server, in one request. A read through the cache may
-        return zeros instead of data while a process of the host writes. On other shared file systems only a lock is
-        known to make the cache valid.
+        return zeros instead of data while a process of the host writes. On Lustre each way returns current data, and a
+        direct read needs the fewest messages. On other shared file systems only a lock is known to make the cache
+        valid. A mount that refuses direct reads is read under a lock (`NetworkAccess`).
         """
         if self.is_local:
             return LOCAL
-        return DIRECT if self.is_nfs else LOCKED
+        return DIRECT if self.is_nfs or self.is_lustre else LOCKED
 
     def option(self, name: str) -> str | None:
         """Return the value of the option `name`, ``""`` if the option has no value, or None if it is not set."""

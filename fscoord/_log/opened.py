@@ -34,6 +34,8 @@ def open_log_file(path: str, machine: StateMachine, options: LogOptions, introdu
     coherence = options.coherence or mount.coherence
     if coherence == LOCKED and mount.is_nfs and options.is_soft:
         coherence = DIRECT  # the kernel does not see a soft lock, so a soft lock does not make its caches valid
+    if options.coherence is None and mount.is_lustre and options.is_soft:
+        coherence = LOCKED  # "direct" would also append past the cache, which was never tried on Lustre
     kind = Log if coherence == LOCAL else WatchedLog
     return kind(path, machine, options._replace(coherence=coherence), introduce, mount)
 

@@ -106,7 +106,7 @@ def _probes(pair: Pair, lock: str, options: dict[str, Any] | None) -> Iterator[t
 
 
 def _failed(pair: Pair, name: str, kind: str, error: FailedError) -> Check:
-    if kind and name == "exclusion" and error.errno in NO_LOCKS:
+    if kind and name == "exclusion" and error.errno in NO_LOCKS | ({system.errno.EPERM} if kind == "soft" else set()):
         return pair.check(name, BAD, f"the mount has no locks of this kind ({error})", kind, missing=True)
     outcome = INFO if name in {"latency", "events", "speed"} else UNKNOWN
     return pair.check(name, outcome, f"could not be tested: {error}", kind)

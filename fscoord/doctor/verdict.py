@@ -72,8 +72,15 @@ class Findings(NamedTuple):
     @property
     def needed(self) -> tuple[str, ...]:
         """The names of the checks that must pass for the verdict "safe"."""
-        direct = ("freshness-direct", "delay-direct") if self.facts["coherence"] == "direct" else ()
+        direct = ("freshness-direct", "delay-direct") if self.coherence == "direct" else ()
         return (*NEEDED, *direct, *(() if self.lock == "soft" else ("death",)))
+
+    @property
+    def coherence(self) -> str:
+        """How a store reads here: by the default of the mount, or under a lock if the mount refuses direct reads."""
+        refused = any(each.name == "freshness-direct" and each.outcome == INFO for each in self.checks)
+        coherence: str = self.facts["coherence"]
+        return "locked" if refused and coherence == "direct" else coherence
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -179,7 +186,7 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
     if not facts["is_local"]:
         if findings.other is None:
             yield f"srun -N2 fscoord doctor {shell_word(facts['path'])}, or start it in two terminals on two hosts"
-        yield f'lock="{lock}" and coherence="{facts["coherence"]}" fit here' + (
+        yield f'lock="{lock}" and coherence="{findings.coherence}" fit here' + (
             "" if _is_testable(facts) else " (the defaults)" if lock == "ofd" else ""
         )
     elif lock == "ofd":
@@ -187,8 +194,8 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
 
 
 def _has_no_locks(findings: Findings) -> bool:
-    """Return whether the mount lacks the kernel's locks, so that a soft lock can take their place."""
-    return any(check.measured.get("missing") for check in findings.checks)
+    """Return whether the kernel's locks are missing and not broken, so that a soft lock can be used instead."""
+    return any(check.measured.get("missing") and check.lock != "soft" for check in findings.checks)
 
 
 def _is_sound(findings: Findings, kind: str) -> bool:

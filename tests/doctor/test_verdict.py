@@ -103,9 +103,20 @@ def test_host_that_went_away_is_the_first_reason():
 
 
 def test_direct_reads_count_only_where_a_store_relies_on_them():
-    found = checks(*BOTH, freshness_direct=INFO, delay_direct=INFO)
-    assert verdict(facts("lustre", "flock"), found)["verdict"] == SAFE
+    found = checks(*BOTH, freshness_direct=UNKNOWN, delay_direct=UNKNOWN)
+    assert verdict(facts("gpfs"), found)["verdict"] == SAFE
+    assert verdict(facts("lustre", "flock"), found)["verdict"] == NOT_PROVEN
     assert verdict(facts("nfs4"), found)["verdict"] == NOT_PROVEN
+
+
+@pytest.mark.parametrize("kind", ["lustre", "nfs4"])
+def test_mount_that_refuses_direct_reads_is_judged_by_the_reads_under_a_lock(kind):
+    """A store reads under the lock there, and so the advice names that mode."""
+    judged = verdict(facts(kind, "flock"), checks(*BOTH, freshness_direct=INFO, delay_direct=INFO))
+    assert judged["verdict"] == SAFE
+    assert 'coherence="locked"' in " ".join(judged["recommendations"])
+    judged = verdict(facts(kind, "flock"), checks(*BOTH))
+    assert 'coherence="direct"' in " ".join(judged["recommendations"])
 
 
 def test_lock_kind_not_in_use_may_fail_and_one_that_works_is_advised():
@@ -174,6 +185,16 @@ def test_nfs_without_locks_gets_advice_on_its_lock_manager():
     found[0] = Check("exclusion", PROCESSES, BAD, "the mount has no locks of this kind", "ofd", {"missing": True})
     assert "rpc.statd" in " ".join(verdict(facts("nfs", "vers=3"), found, None)["recommendations"])
     assert "rpc.statd" not in " ".join(verdict(facts("lustre", "flock"), found, None)["recommendations"])
+
+
+def test_nfs_without_symbolic_links_gets_no_advice_on_its_lock_manager():
+    found = [
+        each._replace(outcome=BAD, measured={"missing": True}) if each.lock == "soft" else each
+        for each in checks(*BOTH)
+    ]
+    judged = verdict(facts("nfs", "vers=3"), found)
+    assert judged["verdict"] == SAFE
+    assert "rpc.statd" not in " ".join(judged["recommendations"])
 
 
 def test_instances_that_did_not_come_are_missed():

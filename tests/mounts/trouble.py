@@ -163,11 +163,17 @@ def read_past_cache(path: str | Path, start: int = 0) -> bytes:
     zeros, say.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        return _read(path, start, os.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fd = os.open(path, os.O_RDONLY)  # a file system without such reads, and so without other hosts
+    # A file system without such reads, and so without other hosts; or a Lustre that takes none within a block, whose
+    # caches are coherent.
+    return _read(path, start, 0)
+
+
+def _read(path: str | Path, start: int, flags: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.lseek(fd, start, os.SEEK_SET)
         with mmap.mmap(-1, 1 << 20) as buffer:  # a local disk wants whole pages

@@ -991,6 +991,13 @@ MUTANTS = (
         ("tests/unit/test_runs.py",),
     ),
     Mutant(
+        "a wait for the lock ends with EDEADLK",
+        "LogLock.block",
+        "                if error.errno != system.errno.EDEADLK:\n                    raise\n",
+        "                raise\n",
+        ("tests/faults/test_one_lock_space.py::test_wait_that_is_called_a_deadlock_goes_on_until_the_lock_is_free",),
+    ),
+    Mutant(
         "damage is believed without the lock",
         "Cursor._skip_void",
         "            if not locked:\n                raise NeedsLock\n",

@@ -41,8 +41,8 @@ class Meetings:
         trace: the checksum of the schedule.
     """
 
-    def __init__(self, seed: int, hosts: Sequence[str]) -> None:
-        self.world = World(seed, hosts=hosts)
+    def __init__(self, seed: int, hosts: Sequence[str], kind: str) -> None:
+        self.world = World(seed, hosts=hosts, kind=kind)
         rng = self.world.rng
         self.way = rng.choice(["count", "rank", "view"])
         self.watch = rng.choice(["auto", "auto", "auto", "poll"])
@@ -207,12 +207,12 @@ def bound(call: Callable[[int], None], rank: int) -> Callable[[], None]:
     return lambda: call(rank)
 
 
-def run(seed: int, hosts: Sequence[str] = (HOST,)) -> Meetings:
-    """Draw a world of `hosts` by `seed`, and let it happen.
+def run(seed: int, hosts: Sequence[str] = (HOST,), kind: str = "nfs4") -> Meetings:
+    """Draw a world of `hosts` by `seed`, on a file server of this `kind`, and let it happen.
 
     Where nothing goes wrong there is no slow poll, so that a rank that is not rung does not pass in time.
     """
-    this = Meetings(seed, hosts)
+    this = Meetings(seed, hosts, kind)
     world, rng = this.world, this.world.rng
     ranks = list(range(this.last if this.dies else this.size))
     rng.shuffle(ranks)

@@ -7,6 +7,9 @@ A host may vanish, as from Lustre: until the server evicts it its locks stay, an
 that it has open block. What it had not synced is lost then, and the first answer to a call that was blocked may come
 from the size that its host knew before.
 An event may get lost, too, and tells only of what the own host does.
+
+The directory may be one of Lustre. Then flock(2) and open-file-description locks are one space, a wait for a lock may
+fail with EDEADLK, times of files have whole seconds, and symbolic links are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from struct import Struct
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from portalocker import exceptions
 from simulation.scheduler import Killed, Process, Scheduler
 
 _FLOCK = Struct("hhqqi4x")  # struct flock, fcntl(2)
@@ -40,6 +44,7 @@ class Inode:
         self.socket: Any = None
         self.known: dict[str, int] = {}  # the size of which each host knows
         self.unsynced: dict[str, list[tuple[int, int]]] = {}  # what only the cache of a host has, by start and end
+        self.changed = 0.0
 
 
 class Opened:
@@ -106,6 +111,9 @@ class Files:
         self.full_until = 0
         self.torn = self.lost = 0
         self.loses = self.loses_events = self.loses_datagrams = 0.0
+        self.is_lustre = False
+        self.deadlocks = 0.0
+        self.called_deadlocks = 0
         self.tears = rng.choice([0.05, 0.3, 0.7])
         self.sockets: list[Any] = []
         self.vanished: set[str] = set()
@@ -134,6 +142,10 @@ class Files:
         if path.startswith(self.LOCAL + "/"):
             return f"{self.LOCAL}@{self.scheduler.process.host}{path.removeprefix(self.LOCAL)}"
         return path
+
+    def is_shared(self, place: str) -> bool:
+        """Return whether what is at `place` is on the file server, and not on one host."""
+        return not place.startswith(self.LOCAL)
 
     def make(self, mode: int, kind: int = stat.S_IFREG) -> Inode:
         number = min(self._inode_numbers)
@@ -217,6 +229,7 @@ class Files:
         self.vanished.discard(host)
 
     def ring(self, inode: Inode, mask: int) -> None:
+        inode.changed = self.scheduler.now
         for events in inode.events:
             if events.host == self.scheduler.process.host:
                 events.raise_event(mask)
@@ -255,6 +268,7 @@ class Fcntl:
 
     F_RDLCK, F_WRLCK, F_UNLCK = 0, 1, 2
     F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = 36, 37, 38
+    LOCK_SH, LOCK_EX, LOCK_NB, LOCK_UN = 1, 2, 4, 8
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -276,13 +290,41 @@ class Fcntl:
         access = opened.flags & os.O_ACCMODE
         if (kind == self.F_WRLCK and access == os.O_RDONLY) or (kind == self.F_RDLCK and access == os.O_WRONLY):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        if kind != self.F_UNLCK and conflict is not None:
-            if command == self.F_OFD_SETLK:
+        self._lock(fd, kind, start, end, waits=command == self.F_OFD_SETLKW)
+        return given
+
+    def flock(self, fd: int, how: int) -> None:
+        files = self._files
+        if files.scheduler.is_over:
+            return
+        files.scheduler.step("flock", f"{fd} {how}")
+        kind = {self.LOCK_SH: self.F_RDLCK, self.LOCK_EX: self.F_WRLCK, self.LOCK_UN: self.F_UNLCK}[how & ~self.LOCK_NB]
+        is_one_space = files.is_lustre and files.is_shared(files.find(fd).path)
+        self._lock(fd, kind, 0 if is_one_space else FOREVER, FOREVER + 1, waits=not how & self.LOCK_NB)
+
+    def _lock(self, fd: int, kind: int, start: int, end: int, *, waits: bool) -> None:
+        files, inode = self._files, self._files.find(fd).inode
+        if kind != self.F_UNLCK and files.conflict(inode, fd, kind, start, end) is not None:
+            if not waits:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            if files.is_shared(files.find(fd).path) and files.rng.random() < files.deadlocks:
+                files.called_deadlocks += 1
+                raise OSError(errno.EDEADLK, os.strerror(errno.EDEADLK))
             files.scheduler.block(lambda: files.conflict(inode, fd, kind, start, end) is None, math.inf)
             files.find(fd)
         files.set_lock(inode, fd, kind, start, end)
-        return given
+
+
+class FlockLocker(Fcntl):
+    """What portalocker's `FlockLocker` is."""
+
+    def lock(self, fd: int, flags: int) -> None:
+        try:
+            self.flock(fd, flags)
+        except BlockingIOError as error:
+            raise exceptions.AlreadyLocked(error) from error
+        except OSError as error:
+            raise exceptions.LockException(error) from error
 
 
 PASSED_ON = frozenset(("path", "fspath", "fsencode", "fsdecode", "strerror", "geteuid", "get_inheritable"))
@@ -395,6 +437,8 @@ class Os(ModuleType):
     def symlink(self, text: str | bytes, path: str) -> None:
         files = self._files
         files.scheduler.step("symlink", path)
+        if files.is_lustre and files.is_shared(files.place(path)):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
         taken = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         place = files.place(path)
         if place in files.names:
@@ -428,7 +472,7 @@ class Os(ModuleType):
 
     def stat(self, path: str, *, follow_symlinks: bool = True) -> Any:
         self._files.scheduler.step("stat", path)
-        found = _status(self._find(path))
+        found = _status(self._find(path), self._files)
         if stat.S_ISDIR(found.st_mode) and path.startswith(self._files.LOCAL):
             place = self._files.place(path)  # a directory of tmpfs counts its names
             found.st_size = 20 * sum(os.path.dirname(name) == place for name in self._files.names)
@@ -451,7 +495,7 @@ class Os(ModuleType):
         self._files.scheduler.step("fstat", fd)
         inode = self._files.find(fd).inode
         size = self._files.reach(inode)
-        found = _status(inode)
+        found = _status(inode, self._files)
         found.st_size = size
         return found
 
@@ -543,7 +587,8 @@ class Os(ModuleType):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _status(inode: Inode) -> Any:
+def _status(inode: Inode, files: Files) -> Any:
+    nanoseconds = int(inode.changed) * 10**9 if files.is_lustre else int(inode.changed * 10**9)
     return SimpleNamespace(
         st_dev=1,
         st_ino=inode.number,
@@ -552,4 +597,7 @@ def _status(inode: Inode) -> Any:
         st_mode=inode.mode,
         st_uid=os.geteuid(),
         st_gid=os.getegid(),
+        st_mtime=nanoseconds / 10**9,
+        st_mtime_ns=nanoseconds,
+        st_ctime_ns=nanoseconds,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from simulation.workload import LIMIT_S, Run, with_end
-from simulation.world import LUSTRE, World
+from simulation.world import World
 from support.internals import Batch, SharedLogWriter, Station
 
 HOSTS = ("north", "south")
@@ -53,12 +53,12 @@ def stopped_behind(world: World, place: type, name: str, chance: float) -> Any:
     return mock.patch.object(place, name, stop_behind)
 
 
-def run(seed: int, *, vanishes: bool = False) -> Run:
-    """Draw a world by `seed`, let it happen, and judge what happened.
+def run(seed: int, kind: str = "nfs4", *, vanishes: bool = False) -> Run:
+    """Draw a world by `seed`, on a file server of this `kind`, let it happen, and judge what happened.
 
-    With `vanishes` the directory is on Lustre, and one of the hosts vanishes.
+    With `vanishes`, one of the hosts vanishes.
     """
-    world = World(seed, hosts=HOSTS)
+    world = World(seed, hosts=HOSTS, kind=kind)
     rng = world.rng
     world.wsize = rng.choice([1 << 18, 1 << 18, 600])
     world.files.loses_datagrams = rng.choice([0, 0, 0.1, 1.0])
@@ -68,9 +68,8 @@ def run(seed: int, *, vanishes: bool = False) -> Run:
         "durable": rng.random() < 0.2,
         "spill_bytes": rng.choice([None, None, 1, 3]),
     }
-    if vanishes:
-        world.mount = LUSTRE
-        options["coherence"] = rng.choice(["direct", "locked"])
+    if kind == "lustre":
+        options |= {"lock": rng.choice(["ofd", "ofd", "flock"]), "coherence": rng.choice([None, None, "locked"])}
     this = Run(world, options, rng.randrange(3, 8), limits=rng.choice([(LIMIT_S,), LIMITS]))
     this.counted |= {"batches": 0, "claims": 0}
     chance = rng.choice([0, 0.02, 0.1])
@@ -84,7 +83,7 @@ def run(seed: int, *, vanishes: bool = False) -> Run:
         kills, stops, fulls = rng.choice([0, 0, 1, 2, 4]), rng.choice([0, 0, 1, 2, 3]), rng.choice([0, 0, 0, 1, 2])
         world.plan(kills, stops, fulls, int(vanishes), within=1500)
         world.scheduler.run()
-    this.counted["late"] = this.late
+    this.counted |= {"late": this.late, "deadlocks": world.files.called_deadlocks}
     if vanishes:
         files = world.files
         this.counted |= {"blocked": files.blocked, "old answers": files.old_answers, "holes": files.holes}

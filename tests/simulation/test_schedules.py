@@ -80,10 +80,24 @@ def test_calls_beside_a_host_that_vanishes_are_linearizable_on_any_schedule(
 
     No answer comes from a size that was valid before, and what the host had acknowledged is there.
     """
-    ran: list[Run] = each(schedules("vanished", rng, scale(150)), lambda number: nodes.run(number, vanishes=True))
+    ran: list[Run] = each(
+        schedules("vanished", rng, scale(150)), lambda number: nodes.run(number, "lustre", vanishes=True)
+    )
     if len(ran) >= 100:
         for what in ("blocked", "waited", "old answers", "holes"):
             assert sum(run.counted.get(what, 0) > 0 for run in ran) > len(ran) // 50, f"hardly any {what}"
+
+
+def test_calls_of_two_hosts_on_lustre_are_linearizable_on_any_schedule(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """The locks of all kinds are one space there, some waits for a lock are called deadlocks, times have whole seconds,
+    and a symbolic link is refused. Reads are direct, as by default, or under a lock.
+    """
+    ran: list[Run] = each(schedules("lustre", rng, scale(300)), lambda seed: nodes.run(seed, "lustre"))
+    if len(ran) >= 100:
+        for what in ("kills", "stops", "fulls", "generations", "tears", "late", "batches", "deadlocks"):
+            assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
 
 
 def test_wait_ends_on_any_schedule_when_its_condition_is_met(rng: random.Random, scale: Callable[[int], int]) -> None:
@@ -104,6 +118,13 @@ def test_wait_on_one_of_two_hosts_ends_on_any_schedule(rng: random.Random, scale
 
 def test_barrier_of_two_hosts_is_passed_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:
     each(schedules("arrivals of hosts", rng, scale(100)), lambda seed: arrivals.run(seed, nodes.HOSTS))
+
+
+def test_wait_and_barrier_of_two_hosts_end_on_any_schedule_on_lustre(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    each(schedules("waits on lustre", rng, scale(60)), lambda seed: waits.run(seed, nodes.HOSTS, "lustre"))
+    each(schedules("arrivals on lustre", rng, scale(60)), lambda seed: arrivals.run(seed, nodes.HOSTS, "lustre"))
 
 
 def test_barrier_is_passed_on_any_schedule_when_all_have_come(rng: random.Random, scale: Callable[[int], int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -154,6 +155,75 @@ def test_ranges_are_locked_and_unlocked_in_parts() -> None:
     files.set_lock(inode, 2, Fcntl.F_RDLCK, 30, 40)
     assert files.conflict(inode, 3, Fcntl.F_RDLCK, 30, 40) is None
     assert files.conflict(inode, 3, Fcntl.F_WRLCK, 39, 41) is not None
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre"])
+def test_flock_and_ranges_exclude_each_other_on_lustre_alone(kind: str) -> None:
+    world, free = World(1, hosts=nodes.HOSTS, kind=kind), []
+
+    def try_both(path: str) -> None:
+        one, other = (system.os.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
+        fcntl = system.fcntl
+        fcntl.flock(one, Fcntl.LOCK_EX | Fcntl.LOCK_NB)
+        fcntl.fcntl(one, Fcntl.F_OFD_SETLK, lock(Fcntl.F_WRLCK))  # the same open file
+        fcntl.fcntl(one, Fcntl.F_OFD_SETLK, lock(Fcntl.F_UNLCK))
+        try:
+            fcntl.fcntl(other, Fcntl.F_OFD_SETLK, lock(Fcntl.F_WRLCK).replace(b"\x0a", b"\x0b"))
+            free.append(True)
+        except BlockingIOError:
+            free.append(False)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, Fcntl.LOCK_SH | Fcntl.LOCK_NB)
+        fcntl.flock(one, Fcntl.LOCK_UN)
+        fcntl.flock(other, Fcntl.LOCK_EX)
+
+    with world.installed():
+        world.start(lambda: [try_both(FILE), try_both(f"{Files.LOCAL}/file")])
+        world.scheduler.run()
+    assert free == [kind != "lustre", True]
+
+
+def test_wait_may_be_called_a_deadlock_on_lustre(rng: random.Random) -> None:
+    calls = []
+
+    def wait(world: World) -> None:
+        fd = system.os.open(FILE, os.O_RDWR | os.O_CREAT)
+        try:
+            system.fcntl.fcntl(fd, Fcntl.F_OFD_SETLKW, lock(Fcntl.F_WRLCK))
+            system.os.sched_yield()
+        except OSError as error:
+            assert error.errno == errno.EDEADLK
+            calls.append(world.kind)
+        world.exit()
+
+    for kind in ("nfs4", "lustre") * 50:
+        world = World(rng.randrange(2**32), hosts=nodes.HOSTS, kind=kind)
+        with world.installed():
+            for host in nodes.HOSTS:
+                world.start(lambda world=world: wait(world), host=host)
+            world.scheduler.run()
+    assert set(calls) == {"lustre"}
+
+
+def test_times_of_files_have_whole_seconds_and_links_are_refused_on_lustre() -> None:
+    world, found = World(1, hosts=nodes.HOSTS, kind="lustre"), []
+
+    def touch() -> None:
+        for seconds in (0.4, 0.4, 0.4):
+            fd = system.os.open(FILE, os.O_RDWR | os.O_CREAT)
+            system.time.sleep(seconds)
+            system.os.write(fd, b"x")
+            found.append(system.os.fstat(fd).st_mtime_ns)
+        with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+            system.os.symlink("text", FILE + "2")
+        system.os.symlink("text", f"{Files.LOCAL}/link")
+
+    with world.installed():
+        world.start(touch)
+        world.scheduler.run()
+    assert found == sorted(found)
+    assert all(time % 10**9 == 0 for time in found)
+    assert world.scheduler.now % 1
 
 
 @pytest.mark.parametrize("is_locked", [False, True])

@@ -23,8 +23,8 @@ POLLED_S = 0.3
 class Waits:
     """The draw of one seed: the keys that each process sets and waits for."""
 
-    def __init__(self, seed: int, hosts: Sequence[str]) -> None:
-        self.world = World(seed, hosts=hosts)
+    def __init__(self, seed: int, hosts: Sequence[str], kind: str) -> None:
+        self.world = World(seed, hosts=hosts, kind=kind)
         rng = self.world.rng
         self.extents = 0
         self.watch = rng.choice(["auto", "auto", "poll"])
@@ -91,9 +91,9 @@ class Waits:
         return mock.patch.object(NetworkAccess, "read_extent", read_and_count)
 
 
-def run(seed: int, hosts: Sequence[str] = (HOST,)) -> Waits:
-    """Draw a world of `hosts` by `seed`, and let it happen."""
-    this = Waits(seed, hosts)
+def run(seed: int, hosts: Sequence[str] = (HOST,), kind: str = "nfs4") -> Waits:
+    """Draw a world of `hosts` by `seed`, on a file server of this `kind`, and let it happen."""
+    this = Waits(seed, hosts, kind)
     world, rng = this.world, this.world.rng
     setters = rng.randrange(1, 3)
     with world.installed(), this.count_extents():

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from simulation.files import Events, Fcntl, Files, Os
+from portalocker import exceptions
+from simulation.files import Events, Fcntl, Files, FlockLocker, Os
 from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
 from simulation.sockets import Socket, select_of
 from support.internals import (
@@ -30,8 +31,6 @@ from fscoord.stores.file import lifecycle
 
 PATH = f"{Files.DIRECTORY}/log"
 HOST = "simulated"
-NFS = "nfs4 server:/ rw,vers=4.2"
-LUSTRE = "lustre 10.0.0.1@tcp:/simulated rw,flock"
 EVICTED_S = (8, 30)
 """When the server evicts a host that has vanished, in seconds. Lustre's takes minutes, in which the others poll."""
 
@@ -73,24 +72,26 @@ class World:
     Args:
         seed: draws the schedule, and all else that happens.
         hosts: the names of the hosts on which they are. If there are several, the directory is that of a file server.
+        kind: the file system of that server, ``"nfs4"`` or ``"lustre"``.
 
     Attributes:
         kills: how many processes were killed.
         wsize: the most bytes of one write to the file server.
-        mount: the type, source and options of the directory, if there are several hosts.
         evicted_at: when a host that had vanished was evicted.
     """
 
-    def __init__(self, seed: int, steps_max: int = 60_000, hosts: Sequence[str] = (HOST,)) -> None:
+    def __init__(self, seed: int, steps_max: int = 60_000, hosts: Sequence[str] = (HOST,), kind: str = "nfs4") -> None:
         self.rng = random.Random(seed)
         self.scheduler = Scheduler(self.rng, steps_max)
         self.files = Files(self.scheduler, self.rng)
-        self.hosts = hosts
+        self.hosts, self.kind = hosts, kind
+        if kind == "lustre":
+            self.files.is_lustre = True
+            self.files.deadlocks = self.rng.choice([0, 0.1, 0.5])
         for host in hosts:
             self.files.add_host(host)
         self.kills = self.stops = self.fulls = 0
         self.wsize = 1 << 18
-        self.mount = NFS
         self.evicted_at = math.inf
         self._living: dict[int, Process] = {}
         self._plan: list[tuple[int, str]] = []
@@ -206,8 +207,7 @@ class World:
 
     def sequel(self) -> World:
         """Return a world that begins with the files of this one, when all of its processes are gone."""
-        world = World(self.rng.randrange(2**32), hosts=self.hosts)
-        world.mount = self.mount
+        world = World(self.rng.randrange(2**32), hosts=self.hosts, kind=self.kind)
         world.files.take_over(self.files)
         world._begun = self._begun + 1000  # its processes have numbers of this one's, and are others
         return world
@@ -242,6 +242,8 @@ class World:
                 "nfs_recovers_lost_locks": lambda: False,
                 "has_inotify": lambda: hears,
                 "has_ofd_locks": lambda: True,
+                "load_flock_locker": lambda: (FlockLocker(self.files), exceptions),
+                "flock_holder": lambda fd: None,
                 "try_thread": scheduler.start_thread,
             },
             network: {
@@ -285,7 +287,11 @@ class World:
         local = "1 1 8:1 / / rw - ext4 /dev/sda1 rw"
         if len(self.hosts) == 1:
             return [local]
-        return [local, f"2 1 0:50 / {Files.DIRECTORY} rw - {self.mount},wsize={self.wsize}"]
+        server = {
+            "nfs4": f"nfs4 server:/ rw,vers=4.2,wsize={self.wsize}",
+            "lustre": "lustre 10.0.0.1@tcp:/fs rw,flock,checksum,lazystatfs,nolock",
+        }
+        return [local, f"2 1 0:50 / {Files.DIRECTORY} rw - {server[self.kind]}"]
 
     def _take_name(self, plain: str) -> Any:
         self.scheduler.step("take name", plain)

@@ -17,7 +17,8 @@ class SharedOs(FaultyOs):
     Attributes:
         direct: the descriptors that were opened for direct reads.
         opened: path and flags of every open(2).
-        refuses_direct: ``"open"`` or ``"read"``: which call answers EINVAL to who reads directly.
+        refuses_direct: ``"open"`` or ``"read"``: the call that fails with EINVAL for direct reads; or ``"unaligned"``:
+            only direct reads that do not begin at a block fail.
         zeros: so many reads that are not direct give zeros for the data.
         hidden: so many bytes at the end of a file fstat(2) does not know of yet,
         hides: so many times.
@@ -43,7 +44,10 @@ class SharedOs(FaultyOs):
             return fd
 
         def read(fd: int, size: int) -> bytes:
-            if fd in self.direct and self.refuses_direct == "read":
+            is_refused = self.refuses_direct == "read"
+            if self.refuses_direct == "unaligned":
+                is_refused = os.lseek(fd, 0, os.SEEK_CUR) % 512 != 0
+            if fd in self.direct and is_refused:
                 raise OSError(system.errno.EINVAL, "no direct reads")
             data: bytes = counted_read(fd, size)
             if data and self.zeros and fd not in self.direct:

@@ -14,7 +14,7 @@ TABLE = r"""
 30 22 0:40 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2,addr=10.0.0.1
 31 30 0:41 / /home/a\040b\134c rw - tmpfs tmpfs rw
 32 22 0:42 / /mnt rw - tmpfs hidden rw
-33 22 0:43 / /mnt rw - lustre 10.0.0.1@tcp:/fs rw,flock
+33 22 0:43 / /mnt rw - lustre 10.0.0.1@tcp:/fs rw,flock,checksum,encrypt,lazystatfs,lruresize,nolock,statfs_project
 34 22 0:44 / /plain rw - overlay overlay
 35 22 0:45 / /auto rw - autofs systemd-1 rw,fd=36
 garbled
@@ -78,7 +78,7 @@ def lost_locks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("", "local"),
         ("nfs", "direct"),
         ("nfs4", "direct"),
-        ("lustre", "locked"),
+        ("lustre", "direct"),
         ("gpfs", "locked"),
         ("beegfs", "locked"),
         ("ceph", "locked"),
@@ -103,6 +103,9 @@ def test_coherence_follows_from_the_kind_of_file_system(kind: str, coherence: st
         (on("nfs", "vers=3", "local_lock=none"), set()),
         (on("nfs4", "vers=4.2", "local_lock=none"), set()),
         (on("lustre", "flock"), set()),
+        (on("lustre", "flock", "checksum", "nolock"), set()),  # Lustre's nolock is not that of NFS
+        (on("lustre", "localflock", "nolock"), {"ofd", "flock"}),
+        (on("lustre", "nolock"), {"ofd", "flock"}),
         (on("lustre", "localflock"), {"ofd", "flock"}),
         (on("lustre", "noflock"), {"ofd", "flock"}),
         (on("lustre"), {"ofd", "flock"}),

@@ -35,6 +35,7 @@ from fscoord.status import status
 
 LIMIT_S = 30
 NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
+LUSTRE = "lustre 10.0.0.1@tcp:/fs rw,flock,checksum,nolock"
 
 
 @pytest.fixture
@@ -84,10 +85,12 @@ def is_of_host(first: object) -> bool:
 # What is asked of the server
 
 
-@pytest.mark.parametrize("call", ["open", "read"])
+@pytest.mark.parametrize("kind", [NFS, LUSTRE])
+@pytest.mark.parametrize("call", ["open", "read", "unaligned"])
 def test_reads_take_a_lock_where_direct_reads_are_refused(
-    call: str, path: str, mounted: object, kernel: SharedOs
+    call: str, kind: str, path: str, mounted: object, kernel: SharedOs
 ) -> None:
+    mounted(kind)  # type: ignore[operator]
     with FileStore(path) as early, FileStore(path) as writer:
         early.set("k", "1")
         kernel.refuses_direct = call
@@ -95,13 +98,22 @@ def test_reads_take_a_lock_where_direct_reads_are_refused(
             assert late.get("k") == b"1"
             assert log_of(late).access.coherence == "locked"
             late.set("k", "2")
-            if call == "read":
+            if call != "open":
                 assert early.get("k") == b"2"
                 assert log_of(early).access.coherence == "locked"
                 writer.set("k", "3")
                 assert log_of(writer).access.coherence == "locked"
                 assert writer.get("k") == b"3"
                 assert early.get("k") == late.get("k") == b"3"
+
+
+def test_soft_lock_on_lustre_appends_through_the_cache(path: str, mounted: object, kernel: SharedOs) -> None:
+    mounted("lustre 10.0.0.1@tcp:/fs rw,nolock")  # type: ignore[operator]
+    with FileStore(path, lock="soft") as store, store.clone() as other:
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        assert log_of(store).access.coherence == "locked"
+    assert not any(flags & os.O_DIRECT for _, flags in kernel.opened)
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
@@ -549,7 +561,16 @@ def test_log_that_replaced_ours_in_the_same_inode_is_detected(
 
 
 @pytest.mark.parametrize(
-    "kind", ["nfs s:/ rw,vers=3,nolock,local_lock=all", "lustre s:/ rw,localflock", "fuse.sshfs x rw"]
+    "kind",
+    [
+        "nfs s:/ rw,vers=3,nolock",
+        "nfs s:/ rw,vers=3,nolock,local_lock=all",
+        "nfs s:/ rw,vers=3,local_lock=posix",
+        "lustre s:/ rw,localflock,nolock",
+        "lustre s:/ rw,nolock",  # with noflock, or without an option
+        "cifs s:/ rw,nobrl",
+        "fuse.sshfs x rw",
+    ],
 )
 def test_mount_whose_locks_do_not_work_is_refused_before_a_file_is_created(
     kind: str, path: str, tmp_path: Path, mounted: object

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.faulty import faulty_system
 
+from fscoord import FileStore, UnsupportedFilesystemError
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.shared import symlink_lock as log_marker
@@ -54,6 +56,27 @@ class Lossy(types.ModuleType):
             raise errors.pop(0)
 
         return fail
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_store_reports_a_file_system_that_refuses_symbolic_links(number: int, is_empty: bool, path: str) -> None:
+    """Measured: EOPNOTSUPP on a Lustre with one kind of back end. symlink(2) names EPERM."""
+    log = Path(path).with_name("log")
+    if is_empty:
+        log.touch(mode=0o600)
+    with (
+        faulty_system() as faulty,
+        faulty.fail(0, number, names=("symlink",), for_good=True),
+        pytest.raises(UnsupportedFilesystemError, match="symbolic links") as caught,
+        FileStore(log, lock="soft", timeout=60) as store,
+    ):
+        store.set("k", "1")
+    assert str(log) in str(caught.value)
+    assert os.strerror(number) in str(caught.value)
+    assert 'pass lock="ofd" or lock="flock" in every process' in str(caught.value)
+    if is_empty:
+        assert log.read_bytes() == b""
 
 
 @pytest.fixture

@@ -231,22 +231,22 @@ def _initialise(path: str, options: LogOptions, fd: int) -> None:
     kinds = dict.fromkeys((OFD, options.lock_kind) if system.has_ofd_locks() else (options.lock_kind,))
     locks = [LogLock(path, fd, kind, mutex, set()) for kind in kinds]
     while True:
+        lock = locks[0]
         try:
             for lock in locks:
                 lock.try_lock()
             _write_header(path, options, fd)
             return
-        except (BlockingIOError, PermissionError) as error:
+        except OSError as error:
             raise_if_foreign(error)
+            if not lock.is_taken(error):
+                raise lock.refuse(error) or error from None
             if system.time.monotonic() >= deadline:
                 raise StoreTimeoutError(
                     f"{path} is empty, and the lock to write its header was not released within {options.limit:.3g} s;"
                     " end the process that opens it, or try again",
                     waited=options.limit,
                 ) from None
-        except OSError as error:
-            raise_if_foreign(error)
-            raise locks[-1].refuse(error) or error from None
         finally:
             for lock in locks:
                 lock.unlock()

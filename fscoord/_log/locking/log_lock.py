@@ -50,6 +50,8 @@ Such a writer has just had the lock. While it naps, the writers that run get the
 and a wake-up costs more than a write.
 """
 POLL_S: Final = 0.05
+DEADLOCK_NAP_S: Final = 0.001
+"""How long a waiter naps after a first EDEADLK, in seconds. Each further nap is twice as long, up to `POLL_S`."""
 
 
 def _range(kind: int, session: int) -> bytes:
@@ -172,12 +174,15 @@ class LogLock:
 
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
         """Return the error to raise if `error` of a lock call means that the mount has no such locks, else None."""
-        if error.errno not in _REFUSALS:
+        is_soft = self.kind == SOFT
+        if error.errno not in _REFUSALS and not (is_soft and error.errno == system.errno.EPERM):  # symlink(2)
             return None
         others = " or ".join(f'lock="{name}"' for name, number in KINDS.items() if number != self.kind)
+        missing, remedy = f"has no {KIND_NAMES[self.kind]} locks", "choose another directory, mount it with locks, or"
+        if is_soft:
+            missing, remedy = "refuses symbolic links, and a soft lock is one", "choose another directory, or"
         return UnsupportedFilesystemError(
-            f"{self.path}: this file system has no {KIND_NAMES[self.kind]} locks ({error.strerror}); choose another"
-            f" directory, mount it with locks, or pass {others} in every process",
+            f"{self.path}: this file system {missing} ({error.strerror}); {remedy} pass {others} in every process",
             path=self.path,
         )
 
@@ -200,8 +205,9 @@ class LogLock:
                 return system.flock_holder(self.fd)
             fcntl = system.fcntl
             answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, 0))
-            kind, _, _, length, _ = system.FLOCK_STRUCT.unpack(bytes(answer)[: system.FLOCK_STRUCT.size])
-            return None if kind == fcntl.F_UNLCK else length - 1
+            kind, _, start, length, _ = system.FLOCK_STRUCT.unpack(bytes(answer)[: system.FLOCK_STRUCT.size])
+            # Another program may lock all bytes, by lockf(3), or on Lustre by flock(2). Such a lock names no session.
+            return None if kind == fcntl.F_UNLCK or start != BASE or length < 1 else length - 1
         return None
 
     def wait(
@@ -248,12 +254,27 @@ class LogLock:
         return False
 
     def block(self, fd: int, session: int) -> None:
-        """Block in the kernel until descriptor `fd` has the lock, with the range of `session`."""
-        fcntl = system.fcntl
-        if self.kind == OFD:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _range(fcntl.F_WRLCK, session))
-        else:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        """Block in the kernel until descriptor `fd` has the lock, with the range of `session`.
+
+        Linux reports EDEADLK only for the locks of a process, and Lustre for these locks, too. Its server follows the
+        chain of waiters and holders, by what it knows of other hosts at that moment, and a waiter that was killed may
+        still be in the chain. No wait of a log is part of a real deadlock, because the descriptor that waits holds no
+        lock, and the holder of a log's lock waits for no other lock. So EDEADLK means here that the lock is held.
+        """
+        fcntl, nap = system.fcntl, DEADLOCK_NAP_S
+        while True:
+            try:
+                if self.kind == OFD:
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _range(fcntl.F_WRLCK, session))
+                else:
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                return
+            except OSError as error:
+                raise_if_foreign(error)
+                if error.errno != system.errno.EDEADLK:
+                    raise
+            system.time.sleep(nap)
+            nap = min(2 * nap, POLL_S)
 
     def unblock(self, fd: int, session: int) -> None:
         """Release a lock that `block` has acquired for `session`."""

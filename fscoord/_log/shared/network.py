@@ -226,6 +226,9 @@ class NetworkAccess:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, REVALIDATE_BYTE, 1, 0))
             return self._read_on(locked=False)
+        except BlockingIOError as error:  # another program locks all bytes, by lockf(3), or on Lustre by flock(2)
+            raise_if_foreign(error)
+            raise NeedsLock from None
         finally:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, REVALIDATE_BYTE, 1, 0))
