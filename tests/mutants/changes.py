@@ -1008,7 +1008,7 @@ MUTANTS = (
         "an fsync that failed is forgotten",
         "FileAppender._sync",
         """\
-            handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            handle.finish(StoreUnavailableError, "could not be synced, so writes may be lost; open the store again")
             raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 """,
         """\
