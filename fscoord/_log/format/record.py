@@ -73,7 +73,7 @@ _NEVER_MET: Final = frozenset({0, VOID})
 """Kinds at which `decode` stops. Only `torn_tail.examine` looks for a VOID."""
 
 LIKELY: Final = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL)
-"""Matches where a record may begin: length below 2^28, writer below 2^24, key size below 1,280, and a letter as kind."""
+"""Matches where a record may begin: length below 2^28, writer below 2^24, key size below 1,280, a letter as kind."""
 
 _PREFIX = Struct("<II")  # length of the record, check
 _HEAD = Struct("<IIIQHB")  # as _PREFIX; then writer, wall time in ns, length of the key, kind

@@ -167,8 +167,7 @@ class LivenessFile:
         return _is_locked(self._fd, number, 1)
 
     def locker(self) -> str:
-        """Return ``host:pid`` of another process on this host that locks bytes of the file; "an unknown process" if
-        none is found."""
+        """Return ``host:pid`` of another process on this host that locks bytes of the file, or "an unknown process"."""
         found = None
         with ignoring(OSError):
             found = system.range_lock_holder(system.os.fstat(self._fd).st_ino, LOCKER_S)

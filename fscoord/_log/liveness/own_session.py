@@ -47,8 +47,7 @@ class Liveness:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the log can have a liveness file. It needs open-file-description locks; a log with a soft lock has
-        none."""
+        """Whether the log can have a liveness file: open-file-description locks exist, and it has no soft lock."""
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:

@@ -169,7 +169,7 @@ class LogLock:
         self.try_lock = try_lock
 
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
-        """Return the error to raise if `error`, raised by a lock call, shows that the mount has no such locks; or None."""
+        """Return the error to raise if a lock call raised `error` because the mount has no such locks; else None."""
         if error.errno not in _REFUSALS:
             return None
         others = " or ".join(f'lock="{name}"' for name, number in KINDS.items() if number != self.kind)

@@ -75,7 +75,7 @@ class LogWriter:
         handle.recovery = POSITION
 
     def void_tail(self) -> None:
-        """Append a VOID if the log ends with a torn record. The caller holds the lock, so no process still writes it."""
+        """Append a VOID if the log ends with a torn record. The caller holds the lock, so no process still writes."""
         handle = self._handle
         if not handle.pending and not handle.is_torn:
             return

@@ -1,4 +1,4 @@
-"""`Waiter`: the sleeps of one wait. `ChangeWatcher`: reads the events of the file system that wake the waiters of a log.
+"""`Waiter`: one wait, which sleeps between reads of the log. `ChangeWatcher`: reads the events that wake waiters.
 
 A waiter sleeps until an event, or until its next poll. So no result depends on an event: a lost event only delays the
 waiter until its next poll.
