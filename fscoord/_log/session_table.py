@@ -93,9 +93,9 @@ class SessionTable:
             self.failure = self.failure or failure
 
     def set_last_time(self, number: int, time_ns: int) -> None:
-        """Apply a snapshot's record of the time of the last data record of session `number`.
+        """Apply a LAST_TIME record: session `number` wrote its last data record before the snapshot at `time_ns`.
 
-        Later data records may have been applied earlier (see `Cursor.advance`), so the later time is kept.
+        The cursor applies data records first, so the table may already have a later time, which it keeps.
         """
         self.times[number] = max(time_ns, self.times.get(number, 0))
         self.has_all_times = True

@@ -109,10 +109,10 @@ def _spill(value: bytes, offset: int, least: int) -> bytes | Spilled:
 
 
 def checksum_of_both(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two concatenated byte strings, from the CRC-32 of each and the `size` of the second.
+    """Return the CRC-32 of two concatenated byte strings from their CRC-32s, `first` and `second`.
 
-    CRC is linear: prepending the first string changes the checksum of any `size` bytes by the same XOR. So this
-    function computes that XOR for `size` zeros, and applies it to `second`.
+    `size` is the length of the second string. CRC is linear: a prefix changes the checksum of any `size` bytes by the
+    same XOR. This function computes the XOR for `size` zeros, and applies it to `second`.
     """
     seeded, plain = first, 0
     while size > 0:

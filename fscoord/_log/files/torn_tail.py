@@ -205,7 +205,7 @@ def _holds_record(data: bytes) -> bool:
 
 
 def _next_sector(offset: int) -> int:
-    """Return the first sector boundary that is not below `offset`."""
+    """Return the first sector boundary at or after `offset`."""
     return -(-offset // record.SECTOR) * record.SECTOR
 
 

@@ -240,7 +240,7 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
 def chain_if_sound(data: bytes, start: int) -> int | None:
     """Return the chain before the record at `start` in `data`; None if no sound record begins there.
 
-    The check of the length matches for exactly one chain. So the records before this one are not needed.
+    The chain is computed from the length of the record and the check of the length, without the records before.
     """
     if len(data) - start < RECORD_MIN:
         return None

@@ -146,7 +146,7 @@ class GenerationMissing(Exception):
 
 
 class _Verification:
-    """One attempt to read all files of a log. `missing` is the generation that the last attempt did not find, or None."""
+    """One attempt to read all files of a log. `missing` is the generation that the attempt before did not find."""
 
     def __init__(self, path: str, limit: float, on_progress: ProgressCallback, missing: GenerationRef | None) -> None:
         self.on_progress = on_progress

@@ -341,8 +341,8 @@ class PollerElection:
     def is_vacant(self, state: bytes | None = None) -> bool:
         """Return whether a waiter of this process can probably become the poller at once.
 
-        It can if the process has the lock and none of its waiters polls. It also can if the process does not queue and
-        the term byte says that the lock is free. If that was wrong, the byte is ignored until it changes.
+        True if the process has the lock and none of its waiters polls. Also true if the process does not queue for the
+        lock and the term byte says that the lock is free. After a failed attempt, the byte is ignored until it changes.
         """
         if self._poller is not None:
             return False

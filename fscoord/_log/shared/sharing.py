@@ -98,7 +98,7 @@ class Sharing:
         self.machine: StateMachine = self.outcomes or self.changed_keys
 
     def _new_outcomes(self, table: SessionTable) -> Outcomes | None:
-        """Return the `Outcomes`; None if the module can't be imported. Then this handle makes each write alone.
+        """Return the `Outcomes`; None if its module can't be imported, so that this handle can't combine writes.
 
         The module is imported late, because a handle that only reads does not need it.
         """

@@ -54,7 +54,8 @@ STALLED_S = 0.5
 for it, and take the log's lock themselves."""
 
 SILENT_S = 2.0
-"""The same for a leader that holds the log's lock, in seconds. It may have died while a child keeps the seat locked."""
+"""How long a leader that holds the log's lock may give no sign of life, in seconds. It may have died, and a child that
+has inherited the seat keeps it locked."""
 
 TELL_S = 0.005
 """How long an author waits for an answer after its leader has left the seat, in seconds."""
