@@ -886,9 +886,9 @@ _handles = system.reset_in_child("handles", Log.after_fork)
 def _cause_of(first: BaseException | None, error: OSError) -> OSError | None:
     """Return the error to report for a transaction that has ended with `error`, perhaps raised by the unlock.
 
-    `first` is the exception that the transaction raised before the unlock, or None. If there is one, it is returned. If
-    it is a `GenerationUnlinked`, return None: NFS 3 can't unlock a file that another host has removed, and the log
-    continues in another file.
+    `first` is the exception that the transaction raised before the unlock, or None. Return `first` if there is one,
+    otherwise `error`. If `first` is a `GenerationUnlinked`, return None: the log continues in another file, and on
+    NFS 3 the unlock fails because another host has removed the old file.
 
     Raises:
         BaseException: `first`, if it is an `FscoordError` or an interruption.

@@ -93,9 +93,9 @@ class SessionTable:
             self.failure = self.failure or failure
 
     def set_last_time(self, number: int, time_ns: int) -> None:
-        """Apply a LAST_TIME record: session `number` wrote its last data record before the snapshot at `time_ns`.
+        """Apply a LAST_TIME record of a snapshot: `time_ns` is the time of the last data record of session `number`.
 
-        The cursor applies data records first, so the table may already have a later time, which it keeps.
+        The table keeps the later time, because the cursor may already have applied data records after the snapshot.
         """
         self.times[number] = max(time_ns, self.times.get(number, 0))
         self.has_all_times = True

@@ -450,7 +450,7 @@ class ChangeWatcher:
 _watchers: weakref.WeakValueDictionary[tuple[LogKey, str, WaitBackend], ChangeWatcher] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]  # guards insertion into `_watchers`
 _instances: weakref.WeakSet[ChangeWatcher] = weakref.WeakSet()
-"""All watchers, even while they are being created: a signal handler may fork meanwhile."""
+"""All watchers, for `after_fork` in a child. A watcher is added before it opens files, in case a handler forks."""
 
 
 def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:

@@ -177,8 +177,8 @@ class Station:
         """Return the size in bytes of the empty directory of requests; -1 if the size does not show that it is empty.
 
         On tmpfs, the size of a directory grows with each name. On ext4, a directory has one block with or without
-        names. To find out which is the case, this method compares the size with that of the station's own directory,
-        which always has three names.
+        names. The two differ in the size of the station's own directory, which always has three names: on tmpfs it is
+        larger than the empty directory.
         """
         size = system.os.stat(self._requests).st_size
         is_longer = system.os.stat(self.directory).st_size > size
