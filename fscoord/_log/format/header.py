@@ -135,7 +135,7 @@ class Header(NamedTuple):
 
     @staticmethod
     def missing(data: bytes) -> int:
-        """Return how many bytes `data`, the first bytes of a file, lack to contain the whole header; 0 or less: none."""
+        """Return how many bytes of the header follow `data`, the first bytes of a file. At most 0 if it is complete."""
         if len(data) < HEADER_SIZE:
             return HEADER_SIZE + 4 - len(data)
         size = int(_HEADER.unpack_from(data)[3])

@@ -1,8 +1,8 @@
 """`WaitSlot`: encode and decode the slot in which a session shows what it waits for. Pure: no I/O, no clock.
 
 A slot is a hint for people. It may be stale, because a killed process does not clear its slot, or partly written. So it
-has a checksum, and it repeats from the session's record what identifies the session. A reader ignores a slot whose
-checksum or session is wrong. ``docs/format.md`` specifies the bytes.
+has a checksum, and contains the identity of its session. A reader ignores a slot whose checksum or session is wrong.
+``docs/format.md`` specifies the bytes.
 """
 
 from __future__ import annotations

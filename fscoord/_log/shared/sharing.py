@@ -1,4 +1,4 @@
-"""`Sharing`: the parts of a log that only a mount needs that hosts share. `ChangedKeys`: collects keys that changed."""
+"""`Sharing`: holds the parts that only a log on a shared mount has. `ChangedKeys`: collects the keys that changed."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class SharedLogWriter(LogWriter):
             StoreUnavailableError: the write failed; ``maybe_applied`` is true if a record may have been written.
         """
         handle = self._handle
-        if handle.root.header.durable and len(records) > 1:  # so that a power failure can tear only the last record
+        if handle.root.header.durable and len(records) > 1:  # a power failure may only harm the last record
             append_each(self.append_batch, [([each],) for each in records])
             return
         parts, chain = [], handle.chain
