@@ -123,7 +123,7 @@ class Access(Protocol):
 
 
 class LocalAccess(FileAppender, Access):
-    """Reads and writes a log through the page cache of this host. A read needs no lock."""
+    """An `Access` that reads and writes a log through the page cache of this host. A read needs no lock."""
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> None:
         super().__init__(handle)

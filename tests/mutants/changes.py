@@ -264,7 +264,7 @@ MUTANTS = (
     Mutant(
         "a batch of a durable log is written at once",
         "SharedLogWriter.append_batch",
-        "        if handle.root.header.durable and len(records) > 1:  # a power failure may only harm the last record\n",
+        "        if handle.root.header.durable and len(records) > 1:  # a power loss may only harm the last record\n",
         "        if False:\n",
         (f"{COMBINER}::test_batch_in_a_durable_log_is_synced_record_by_record_before_anybody_is_told",),
     ),
@@ -1746,7 +1746,7 @@ MUTANTS = (
         "Doorbell.ring",
         """\
         finally:
-            # Also if a signal handler has raised: other writers rely on the signal of the thread that cleared the cell.
+            # Signal even if a signal handler has raised: other writers rely on the thread that cleared the cell. The
 """,
         """\
         except KeyError:

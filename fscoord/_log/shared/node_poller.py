@@ -266,6 +266,7 @@ class PollerElection:
     # `state` is a result of `Doorbell.read` that was read just now. A method that gets None reads the byte itself.
 
     def add(self, waiter: Any) -> None:
+        """Add `waiter` to the waiters of this process."""
         self._waiting.add(waiter)
 
     def hurry(self, state: bytes) -> None:
@@ -431,6 +432,7 @@ class PollerElection:
         self._hurries = self._byte(HURRY_BYTE)
 
     def is_poller(self, waiter: Any) -> bool:
+        """Return whether `waiter` is the poller."""
         return self._poller is waiter
 
     def notify(self, buckets: Container[int], extent: Extent | None = None) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ChangedKeys:
-    """A state machine that forwards every call to `state_machine`, and collects the buckets of all changed keys.
+    """A `StateMachine` that forwards every call to `state_machine`, and collects the buckets of all changed keys.
 
     Attributes:
         covers_all: whether `take` returns all buckets, because any key may have changed.

@@ -141,6 +141,7 @@ class Doorbell:
         self.fd = fd
 
     def close(self) -> None:
+        """Close the bell file and the FIFO."""
         self.fd = self._fifo = -1
         system.close_all(system.os.close, self._descriptors)
 

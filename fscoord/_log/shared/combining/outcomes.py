@@ -75,7 +75,7 @@ class SharedLogWriter(LogWriter):
             StoreUnavailableError: the write failed; ``maybe_applied`` is true if a record may have been written.
         """
         handle = self._handle
-        if handle.root.header.durable and len(records) > 1:  # a power failure may only harm the last record
+        if handle.root.header.durable and len(records) > 1:  # a power loss may only harm the last record
             append_each(self.append_batch, [([each],) for each in records])
             return
         parts, chain = [], handle.chain
@@ -125,7 +125,7 @@ class Watch:
 
 
 class Outcomes:
-    """A state machine that forwards every call to `state_machine`, and finds the records that are watched for.
+    """A `StateMachine` that forwards every call to `state_machine`, and finds the records that are watched for.
 
     The process mutex guards all methods except `open` and `close`. Any thread may call these two at any time, because
     each is one operation on a dictionary.

@@ -229,6 +229,7 @@ class Station:
         return True
 
     def leave_seat(self, slot: Slot) -> None:
+        """Leave the seat, if `slot` may have it."""
         if slot.may_have_seat:
             try:
                 slot.free()
