@@ -114,7 +114,7 @@ class Mount(NamedTuple):
         if self.kind in SMB_KINDS and self.option("nobrl") is not None:
             return Objection("nobrl keeps locks from the server (mount.cifs(8))", "mount it without nobrl")
         if self.kind == "fuse.sshfs":
-            return Objection("sshfs gives every host every lock", "use another shared directory")
+            return Objection("sshfs locks do not exclude other hosts", "use another shared directory")
         return None
 
     def _objection_to_reads(self, coherence: str | None) -> Objection | None:

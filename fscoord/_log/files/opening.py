@@ -172,9 +172,9 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
 def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogError:
     """Return the error for a log `path` whose `file` has a header that can't be used. `error` is the reason."""
     if isinstance(error, ForeignFile):
-        what = f"{file} is {error}. Nothing was changed; check the path, or if a store was there"
+        what = f"{file} is {error}. Nothing was changed; check the path. If a store was there"
     else:
-        what = f"{file} can't be used: {error}. Nothing was changed; choose another path, or before you remove the file"
+        what = f"{file} can't be used: {error}. Nothing was changed; choose another path. Before you remove the file"
     return CorruptLogError(f"{what}, run `fscoord verify {shell_word(path)}`", path=path, offset=0, reason=str(error))
 
 

@@ -357,8 +357,8 @@ def _unnamed_generations(path: str, newest: _Source) -> Iterator[str]:
     for number, file in forwarding.later_files(path):
         if number > newest.generation:
             yield (
-                f"{file} looks like a later generation, and no readable record names it: if it was in use, repair that"
-                " file by itself"
+                f"{file} looks like a later generation, but no readable record names it: if the log used this"
+                " file, repair it separately"
             )
 
 

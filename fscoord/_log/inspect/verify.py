@@ -260,7 +260,7 @@ class _Verification:
             message = f"it is a copy of {original}, and both continue in {file}: they would be one store"
             self.damage(self._path, 0, 0, message, "make a store of its own with `fscoord cp`, then remove it")
         elif stands is not Provenance.OWN:
-            message = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
+            message = "the log was copied or restored; the first write to it makes it a log of its own"
             self.find(self._path, 0, 0, message, "nothing")
 
     def _report_unused_files(self) -> None:
@@ -273,15 +273,15 @@ class _Verification:
                 continue
             if number > newest:
                 message = (
-                    f"it looks like generation {number} of the log, and no seal names it: its maker died, or is"
-                    " making it"
+                    f"it is named like generation {number} of the log, but no seal names it: its creator has died, or"
+                    " is still writing it"
                 )
             else:
-                message = f"it is, or was to be, generation {number} of the log, and is not part of it any more"
+                message = f"it is named like generation {number} of the log, but the log does not use it"
             if forwarding.is_removable(file, owner, newest, system.os.O_RDONLY, set()):
-                advice = "nothing: one of the next compactions removes it"
+                advice = "nothing: a later compaction removes it"
             else:
-                advice = "nothing; it does not belong to this log, and can be removed once no store uses it"
+                advice = "nothing: it does not belong to this log; you can remove it if no other store uses it"
             self.find(file, 0, 0, message, advice)
 
 
@@ -329,8 +329,8 @@ class _FileReader:
         hinted = forwarding.hint(scan.fd)
         if hinted is not None and (self._successor is None or hinted.generation > self._successor.generation):
             message = (
-                f"its last record names generation {hinted.generation}, and the record before it is torn: no writer"
-                " does that"
+                f"its last record names generation {hinted.generation}, but the record before it is torn: no writer"
+                " leaves a file like this"
             )
             self._bad(scan.place.offset, scan.size(), message)
 

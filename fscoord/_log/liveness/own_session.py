@@ -67,8 +67,7 @@ class Liveness:
                     raise OSError(
                         system.errno.EAGAIN,
                         f"{alive.locker()} locks {tries} or more bytes of the file, from {number - tries + 1} on,"
-                        " which no"
-                        " session uses; end that process",
+                        " which no session uses; end that process",
                     )
                 number, tries = number + 1, tries + 1
         except (OSError, FscoordError) as error:
