@@ -123,7 +123,7 @@ class SymlinkLock:
         """Create the link.
 
         Raises:
-            BlockingIOError: another process holds the lock. If it was a dead process of this host, the link has been
+            BlockingIOError: the link exists. If its owner was a process of this host that is dead, the link has been
                 removed, and the next attempt may succeed.
             OSError: the file system failed. The link may exist; then `release` removes it.
         """

@@ -174,7 +174,7 @@ class Waiter:
         return is_rung
 
     def fail(self, error: OSError) -> None:
-        """Raise `error`, with which the read of events failed during a sleep."""
+        """Handle `error`, raised by a read of events during a sleep. This implementation raises it again."""
         raise error
 
 
@@ -421,7 +421,7 @@ class ChangeWatcher:
                 other.waker.set()
 
     def _pass_reader_role(self) -> None:
-        """Wake one sleeper that still sleeps. It then reads the events, because no other thread does."""
+        """Wake one sleeper that was not woken yet. It then reads the events, because no other thread does."""
         for other in list(self._sleeping):
             if other.waker.set():
                 break
