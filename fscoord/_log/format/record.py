@@ -295,7 +295,7 @@ def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
     data = b"".join(parts)
     if len(data) > RECORD_MAX - RECORD_MIN:
         raise LimitExceededError(
-            f"{len(pairs)} keys and values are too long for one record; nothing was written: use several calls"
+            f"{len(pairs)} keys and values are too many for one record; nothing was written: use several calls"
         )
     return data
 
