@@ -1,4 +1,4 @@
-"""`LocalAccess`: read and write a log on a file system that only this host mounts, through the shared page cache."""
+"""`Access`: how a log is read and written. `LocalAccess`: the access for a file system that only this host mounts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fscoord.errors import StoreUnavailableError
 _NOT_APPLIED: Final = frozenset(
     getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF")
 )
-"""Errors of write(2) after which the last byte of the record was not written, so that the record does not count."""
+"""Errors of write(2) which prove that the record was not written completely, so that it has no effect."""
 
 
 class FileAppender:
-    """Writes the bytes of one handle. The caller holds the log's lock, and the descriptor is open with O_APPEND."""
+    """Appends bytes to the log of one handle. The caller holds the log's lock. The descriptor is open with O_APPEND."""
 
     def __init__(self, handle: HandleState) -> None:
         self._handle = handle
@@ -50,8 +50,8 @@ class FileAppender:
     def _sync(self, fd: int) -> None:
         """Sync the file, and the first time also its directory, so that the record survives a power failure.
 
-        A failed sync is not retried, because the kernel may have dropped the pages that it could not write, and a
-        second call would report success. A failed sync ends the handle.
+        A failed sync ends the handle and is not retried. The kernel may have dropped the pages that it could not write,
+        and then a second sync would succeed without writing them.
         """
         handle = self._handle
         try:
@@ -61,28 +61,23 @@ class FileAppender:
                 self._is_directory_synced = True
         except OSError as error:
             raise_if_foreign(error)
-            handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            handle.finish(StoreUnavailableError, "could not be synced, so writes may be lost; open the store again")
             raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 
 
 PATH_CHECK_S: Final = 0.05
-"""How old the last comparison of the log's path with its file may be, in seconds."""
+"""How often a read compares the log's path with its file, in seconds."""
 
 
 class Access(Protocol):
     """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex.
 
-    The methods with a body are those of a local file system: its names are always valid, and none of its errors is
-    temporary.
-
-    Attributes:
-        before_lock: called before each attempt to lock, for the checks that are due and need no lock; None: there are
-            none.
+    The methods with a body are for a local file system. They assume that none of its errors is temporary.
     """
 
     @property
     def before_lock(self) -> Callable[[], None] | None:
-        """See above."""
+        """A function to call before each attempt to lock, for checks that need no lock; None: there are no checks."""
         return None
 
     def open(self, call: Callable[[], None]) -> None:
@@ -94,14 +89,14 @@ class Access(Protocol):
         return
 
     def read(self, locked: bool = False) -> bool:
-        """Apply the records that were not read yet. Return whether a seal was read.
+        """Apply the records that were not read yet. Return whether the read ended at a seal.
 
         Args:
-            locked: whether the caller holds the log's lock. Then every record to the end of the file is applied;
-                otherwise each record that is complete by now.
+            locked: whether the caller holds the log's lock. Under the lock, every record up to the end of the file is
+                applied. Without it, only those that are complete by now.
 
         Raises:
-            NeedsLock: the next bytes can be judged only under the lock.
+            NeedsLock: without the lock it is unclear whether the next bytes are damaged or not written completely.
             OSError: a system call failed.
         """
 
@@ -118,7 +113,7 @@ class Access(Protocol):
         `maybe_applied` is true if the transaction's record may have been written.
 
         Raises:
-            StoreUnavailableError: the transaction was tried too often, or must not be tried again.
+            StoreUnavailableError: the transaction must not be repeated, or was repeated too often.
         """
         return False
 
@@ -128,10 +123,7 @@ class Access(Protocol):
 
 
 class LocalAccess(FileAppender, Access):
-    """The `Access` through the page cache of this host. A read needs no lock.
-
-    The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
-    """
+    """An `Access` that reads and writes a log through the page cache of this host. A read needs no lock."""
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> None:
         super().__init__(handle)
@@ -163,7 +155,7 @@ class LocalAccess(FileAppender, Access):
         except FileNotFoundError as error:
             raise_if_foreign(error)
             raise handle.gone("was deleted") from None
-        except PermissionError as error:  # the directory's mode or the user has changed since: the descriptors go on
+        except PermissionError as error:  # the directory's mode or the user has changed; open descriptors still work
             raise_if_foreign(error)
             named = found if handle.root_fd < 0 else system.os.fstat(handle.root_fd)
         is_root = handle.root_fd < 0

@@ -3,9 +3,13 @@
 `reopen` and `open_root` open a file of the log again, and check that it is still the same file.
 
 The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds the mutex reads or
-changes an attribute. Some attributes are also read without the mutex, each by a single load. A thread reads ``bell``
-after a write. A thread that waits for the log's lock reads ``file``, ``lock``, ``recovery`` and ``path_checked_at``. A
-wait reads ``recovery`` to learn whether the handle is closed. ``is_shared`` and ``root`` do not change after opening.
+changes an attribute. There are three exceptions, each a single load without the mutex:
+
+- A thread reads ``bell`` after a write.
+- A thread that waits for the log's lock reads ``file``, ``lock``, ``recovery`` and ``path_checked_at``.
+- A wait reads ``recovery`` to learn whether the handle is closed.
+
+``is_shared`` and ``root`` do not change after opening.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class Root(NamedTuple):
 
     @property
     def key(self) -> LogKey:
-        """The key that identifies this log among all logs on this host."""
+        """The key of this log, unique among all logs on this host."""
         return self.header.log_id, *self.identity
 
 
@@ -56,7 +60,7 @@ class NeedsLock(Exception):
 
 
 class GenerationUnlinked(NeedsLock):
-    """Raised if the file in use has no name any more, because it was superseded or a user has deleted it."""
+    """Raised if the generation in use has no name any more: a later one has replaced it, or a user has deleted it."""
 
 
 class HandleState:
@@ -78,13 +82,14 @@ class HandleState:
             the inode number of generation 0 to no other file; -1 in generation 0.
         lock: the log's lock, on a descriptor of its own.
         shared: the mutex and the flag of re-entry, which all handles of this process on this log share.
-        mutex: `shared.mutex`, for brevity.
+        mutex: the same object as `shared.mutex`.
         owned_fds: every descriptor that the handle must close.
         offset: the end of the last good record that was applied.
         chain: the chained checksum at ``offset``.
         pending: the bytes after ``offset`` that were read: the beginning of a record that is not complete yet.
         is_torn: whether the record at ``offset`` is torn, and no void for it was read yet.
-        seal: the seal that the handle has read and not followed yet, or None.
+        seal: the seal (the last record of a generation, which names the next one) that the handle has read and not
+            followed yet; None if there is none.
         recovery: the flags of the invariants that the next operation must restore (see `recovery`); 0 at the end of an
             operation that succeeds.
         final_error: the type and message of the error that every operation raises once `recovery` is `CLOSED`.
@@ -92,14 +97,13 @@ class HandleState:
         time_left: how many seconds the present operation may take.
         bell: the number of BELL records that were read; 0 if no process has waited yet.
         is_settled: whether the handle has joined a run of the log. The end of the run ends the handle.
-        is_copy: whether the files are a copy of another log, and no record was written to the copy yet (see
-            `Provenance`).
-        compact_at: the length in bytes from which a writer considers a compaction; 0 for a copy.
-        spill_at: the size in bytes from which a value is left in the file.
+        is_copy: whether the files are a copy of another log, to which no record was appended yet (see `Provenance`).
+        compact_at: the file length in bytes from which a writer considers a compaction; 0 for a copy.
+        spill_at: the size in bytes from which a value is spilled: memory keeps only its location in the file.
         zeros: the range after a torn record that is known to hold zeros.
-        is_shared: whether other hosts write to the log. No event of this host's file system reports their appends.
-        may_lie: whether a read may return bytes from a stale cache, so that zeros do not prove a torn record.
-        short_read_is_end: whether a read that returns fewer bytes than requested proves the end of the file.
+        is_shared: whether other hosts write to the log. File events on this host do not report their appends.
+        may_lie: whether a read may return bytes from a stale cache. Then zeros do not prove that a record is torn.
+        short_read_is_end: whether a read has reached the end of the file if it returns fewer bytes than requested.
         read_flags: the flags of open(2) for reading the generation in use.
         write_flags: the flags of open(2) for writing to the generation in use.
     """
@@ -142,7 +146,7 @@ class HandleState:
 
     @property
     def lock_flags(self) -> int:
-        """The flags that open the descriptor of the log's lock, through which the handle also appends."""
+        """The flags of open(2) for the descriptor on which the handle locks the log and appends to it."""
         return system.os.O_RDONLY if self.read_only else self.write_flags
 
     def finish(self, kind: type[StoreError], message: str) -> None:
@@ -151,27 +155,26 @@ class HandleState:
         self.recovery |= CLOSED
 
     def gone(self, how: str) -> StoreGoneError:
-        """End the handle because its log is gone, and return the error. `how` says what happened to the log."""
+        """End the handle because its log is gone. Return the error. `how` says what happened to the log."""
         return self.over(StoreGoneError, f"{how}; open the store again")
 
     def over(self, kind: type[E], message: str) -> E:
-        """End the handle, and return the error that every later operation raises."""
+        """End the handle with an error of type `kind`. Return the error; every later operation raises it too."""
         self.finish(kind, message)
         return kind(f"{self.path} {message}", path=self.path)
 
     def session_is_dead(self, number: int) -> SessionDeadError:
-        """End the handle because its own session `number` was recorded as dead, and return the error."""
+        """End the handle because its own session `number` was recorded as dead. Return the error."""
         message = f"has a death record: this handle's session {number} is dead; open the store again"
         return self.over(SessionDeadError, message)
 
     def check_descriptors(self) -> None:
-        """End the handle if other code of this process has closed a descriptor of the log (os.closerange).
+        """End the handle if other code in this process has closed a descriptor of the log, for example by closerange.
 
-        The number may belong to a file of the program by now. Then nothing may be read from it, written to it or
-        closed.
+        The descriptor's number may belong to another file by now. So the handle does not use or close it any more.
 
         Raises:
-            StoreGoneError: a descriptor is closed, or is of another file.
+            StoreGoneError: a descriptor is closed, or refers to another file.
         """
         for fd in (self.reader_fd, self.lock.fd):
             try:
@@ -194,21 +197,21 @@ class HandleState:
         raise self.gone("was closed by other code of this process, which has closed descriptors that it did not open")
 
     def check_landing(self) -> None:
-        """End the handle, because an append did not begin at the end of the records that were read.
+        """Raise the error for an append that did not begin at the end of the records that were read. End the handle.
 
-        Under pyfakefs this method does nothing, because fake files keep no position after an append.
+        Under pyfakefs, return: a fake file does not report the position of an append.
 
         Raises:
-            StoreGoneError: the log was truncated, another program writes to it, or its descriptor is of another file.
+            StoreGoneError: the log was truncated, another program writes to it, or a descriptor was closed.
         """
         if not system.is_fake_fs():
             self.check_descriptors()
             raise self.gone("was truncated by another program, or another program writes to it")
 
     def unlinked(self) -> Exception:
-        """Return the exception for a file in use that has no name any more.
+        """Return the exception to raise if the generation in use has no name any more.
 
-        Generation 0 keeps its name as long as the log exists. A later generation may only have been superseded.
+        Generation 0 keeps its name as long as the log exists. A later generation loses its name when it is superseded.
         """
         return GenerationUnlinked() if self.header.generation else self.gone("was deleted")
 
@@ -222,7 +225,7 @@ class HandleState:
             safe_files.close_owned(fd, self.owned_fds)
 
     def fds_in_use(self) -> set[int]:
-        """Return the descriptors that are in use. An interruption may have left others in ``owned_fds``."""
+        """Return the descriptors that are in use. An interruption may have left others in ``owned_fds``, unused."""
         return {self.reader_fd, self.lock.fd, self.root_fd}
 
 
@@ -230,8 +233,7 @@ def reopen(handle: HandleState, flags: int) -> int:
     """Return another descriptor of the generation in use, owned by the handle.
 
     Raises:
-        GenerationUnlinked: the file has no name any more. On NFS, the client may still have a removed name in its
-            cache.
+        GenerationUnlinked: the file has no name any more.
         StoreGoneError: another file has the name, or the log was deleted.
     """
     fd = -1
@@ -243,8 +245,8 @@ def reopen(handle: HandleState, flags: int) -> int:
         raise handle.unlinked() from None
     except PermissionError as error:
         raise_if_foreign(error)
-        # The user of this process, or the mode of the directory, has changed since. A descriptor that works is never
-        # given up for one that can't be had. The callers seek, so that the descriptors may share their position.
+        # The user of this process, or the mode of the directory, has changed since the log was opened. So duplicate the
+        # descriptor that still works. The two share one position, but the callers seek before they read.
         if flags != handle.read_flags or handle.may_lie:
             raise
         fd = system.duplicate(handle.reader_fd, handle.owned_fds)
@@ -252,8 +254,8 @@ def reopen(handle: HandleState, flags: int) -> int:
     except OSError as error:
         raise_if_foreign(error)
         handle.close_fd(fd)
-        # The NFS client caches the name of a file that another host has removed. If this host has the file open,
-        # open(2) may succeed by that name; then fstat(2) is the first call that the server refuses.
+        # An NFS client caches the names of files. If another host has removed this file, open(2) may still succeed, and
+        # then fstat(2) is the first call that the server refuses.
         if handle.header.generation and error.errno in safe_files.GONE:
             raise GenerationUnlinked from None
         raise

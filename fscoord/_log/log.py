@@ -3,8 +3,7 @@
 This module imports all the parts of the log, and no part imports this module. A writer holds the log's lock, has read
 to the end, and appends each record with one write(2).
 
-The methods are the steps of one sequence (recover, lock, catch up, decide, append, unlock) and the treatment of a step
-that fails.
+The methods carry out one sequence (recover, lock, catch up, decide, append, unlock), and handle a step that fails.
 
 A thread takes the process mutex (`HandleState.mutex`), which guards every attribute of the handle, and then tries the
 log lock, which guards the end of the file. It never blocks for the log lock while it holds the mutex, because the
@@ -54,10 +53,10 @@ from fscoord.errors import (
 T = TypeVar("T")
 
 SEVERAL: Final = -1
-"""The kind by which a `Decide` returns several records: its value is the list of their kinds, keys and values."""
+"""The kind that a `Decide` function returns to append several records. Its value is a list of (kind, key, value)."""
 
 BATCH: Final = -2
-"""The kind of a transaction that appends a batch: its value is the `~fscoord._log.shared.combining.batch.Batch`."""
+"""The kind of a transaction that appends a batch. Its value is a `~fscoord._log.shared.combining.batch.Batch`."""
 
 Decide = Callable[[bytes, Any], tuple[Any, int, Any]]
 """A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
@@ -66,14 +65,14 @@ value of the record to append. Kind 0 appends nothing."""
 
 
 IN_A_ROW_NS: Final = 50_000
-"""How long after its last record a handle still counts as one that writes without a pause, in nanoseconds."""
+"""A handle that writes again within this many nanoseconds after its last record is writing without a pause."""
 
 LOCK_GRACE_S: Final = 0.03
 """The shortest wait for the lock in seconds, even with a timeout of 0: the lock is usually held for microseconds."""
 
 SHARED_CHECK_S: Final = 1.0
-"""How old the last check of the path may be while a thread waits for the lock of a log that hosts share, in seconds.
-On such a log each check is a request to the server."""
+"""How often a thread that waits for the lock of a shared log checks the log's path, in seconds. Each check is a request
+to the file server."""
 
 STALE_PAUSE_S: Final = 0.01
 STALE_PAUSE_MAX_S: Final = 0.1
@@ -88,8 +87,9 @@ class Log:
         path: an absolute path, as `safe_files.resolve` returns it.
         machine: the state machine that applies every data record once, in order.
         options: the options to open the log with. A ``coherence`` of None means ``"local"`` here.
-        introduce: returns the content of the handle's session record; called before the first write.
-        mount: the mount of `path`; None: it is looked up.
+        introduce: a function that returns the content of the handle's session record. It is called before the first
+            write.
+        mount: the mount of `path`. None: the handle finds it.
 
     Attributes:
         handle: the state that the parts of the handle share. The process mutex of the log guards it.
@@ -173,9 +173,9 @@ class Log:
         handle.recovery |= DESCRIPTORS
 
     def be_closed_by_fork(self) -> None:
-        """Finish, in a forked child, the close that a thread of the parent had begun.
+        """Close the handle in a forked child, after `after_fork`, if a thread of the parent was closing it.
 
-        The thread does not exist in the child. This method is called after `after_fork`.
+        The thread does not exist in the child, so it can't finish the close there.
         """
         self.handle.finish(
             StoreClosedError, "was being closed by another thread when this process was forked; open it again"
@@ -190,10 +190,10 @@ class Log:
 
         Args:
             limit: how long to wait for the log's lock if it is needed, in seconds.
-            answer: called after the read under the same hold of the mutex, as by `inspect`. It makes no system call.
+            answer: a function that is called after the read, before the mutex is released. It makes no system call.
 
         Returns:
-            The result of `answer`, or None.
+            The result of `answer`; None without `answer`.
 
         Raises:
             StoreGoneError: the file was deleted, replaced or truncated.
@@ -249,15 +249,15 @@ class Log:
         Args:
             kind: the kind of the record; 0 appends nothing.
             key: the key of the record.
-            value: the value of the record; with `decide`, anything that it takes.
-            decide: called after the handle has read to the end; returns the record to append in place of the given
-                record. None: the given record is appended.
+            value: the value of the record, or the second argument of `decide`.
+            decide: a function that is called after the handle has read to the end. It returns the record to append in
+                place of the given record. None: the given record is appended.
             limit: how long to wait for the lock, in seconds.
-            appended: called after the append of a single record, and not with `SEVERAL`. The lock is still held, so no
-                process can append meanwhile.
+            appended: a function that is called after a single record was appended, before the lock is released. It is
+                not called for `SEVERAL` and `BATCH`.
 
         Returns:
-            The result of `decide`, or None.
+            The result of `decide`; None without `decide`.
 
         Raises:
             StoreTimeoutError: the lock was not free within `limit` seconds; ``holder`` names the session that holds it.
@@ -276,7 +276,7 @@ class Log:
                 system.recover_from_fork()
             shared = handle.shared
             mutex = shared.mutex
-            # The exception of the transaction, in case the unlock fails too; and the error that ended the attempt.
+            # `first`: the exception of the transaction, in case the unlock fails too. `cause`: the error to report.
             first: BaseException | None = None
             cause: OSError | None = None
             with mutex:
@@ -384,11 +384,11 @@ class Log:
         return result
 
     def _append_several(self, kind: int, value: Any, session: int) -> None:
-        """Append the records in `value` for a `SEVERAL`, or the records that the plan of a `BATCH` decides now."""
+        """Append several records: those in the list `value` (`SEVERAL`), or those that the batch `value` decides on."""
         if kind == SEVERAL:
             append_each(self._append, [(*each, session) for each in value])
             return
-        # Nothing may come between this line and the write. A claim of a request ends with this hold of the lock.
+        # Nothing may come between this line and the write. A request is claimed only until the lock is released.
         records = value.decide(session)
         if records:
             writer = None if self.shared is None else self.shared.writer
@@ -396,7 +396,7 @@ class Log:
             writer.append_batch(records)
 
     def inspect(self, answer: Callable[[], T]) -> T:
-        """Call `answer` under the mutex, so that no thread or signal handler changes the state. Return its result."""
+        """Return the result of `answer`. It runs under the mutex: no thread or signal handler can change the state."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         shared = self.handle.shared
@@ -410,7 +410,7 @@ class Log:
                 shared.is_inside = False
 
     def position(self) -> tuple[int, int]:
-        """Return the position up to which the log was read: the generation, and the offset in its file."""
+        """Return (generation, offset): the generation that is being read, and the offset up to which it was read."""
         return self.inspect(lambda: (self.handle.header.generation, self.handle.offset))
 
     def refuse_reentry(self) -> None:
@@ -418,7 +418,7 @@ class Log:
         self.inspect(lambda: None)
 
     def entered_twice(self) -> StoreError:
-        """Return the error of an operation that a signal handler or finalizer begins inside of another."""
+        """Return the error for a signal handler or finalizer that begins an operation inside another operation."""
         return StoreError(
             f"{self.path}: the store was called by a signal handler or finalizer that interrupted a call of the"
             " same thread; hand the work to another thread",
@@ -434,7 +434,7 @@ class Log:
         so the next operation repeats a recovery that was interrupted.
 
         Raises:
-            OSError: the server has forgotten a file meanwhile, and the transaction must begin again.
+            OSError: the file server has forgotten a file. The caller must begin the transaction again.
         """
         handle = self.handle
         if handle.recovery & CLOSED:
@@ -457,8 +457,8 @@ class Log:
     def _recover_parts(self) -> None:
         """Restore the invariant of each flag that is set.
 
-        The order is: the descriptors, the generation in use, the records that were applied, and the position. Each step
-        relies on the previous step. For example, a seek is useful only on a descriptor of the right file.
+        The order is: descriptors, generation, applied records, position. Each step relies on the steps before it. For
+        example, a seek is useful only on a descriptor of the right file.
         """
         handle = self.handle
         try:
@@ -490,10 +490,9 @@ class Log:
     def _is_cut_by_fork(self, error: OSError, mutex: Any) -> bool:
         """Return whether `error` comes from a fork in a signal handler that interrupted an operation of this handle.
 
-        The operation continues in the child, where its descriptors are closed, and `mutex`, which the operation holds,
-        has been replaced. If the operation ends without an error, it also clears the flag that `after_fork` has set,
-        and the next operation finds no descriptors. In both cases this method sets the flag, and the next attempt opens
-        new descriptors.
+        The interrupted operation continues in the child. There `after_fork` has closed the descriptors, has replaced
+        `mutex`, and has set `DESCRIPTORS`; the operation may have cleared that flag. This method sets it again, so that
+        the next attempt opens new descriptors.
         """
         handle = self.handle
         is_cut = handle.shared.mutex is not mutex
@@ -506,9 +505,9 @@ class Log:
     # -- the wait for the lock -------------------------------------------------------------------------------------
 
     def _raise_unless_retried(self, error: OSError, *, maybe_applied: bool) -> None:
-        """Raise `error`, converted, unless the transaction that it ended is to be tried again.
+        """Return if the transaction that failed with `error` is to be tried again. Otherwise raise a `StoreError`.
 
-        If `maybe_applied` is true, the unlock raised `error`, and the transaction's record may have been written.
+        `maybe_applied` is true if `error` comes from the unlock, so that the record may have been written.
         """
         handle = self.handle
         if self.access.retries_transaction(error, maybe_applied=maybe_applied):
@@ -522,7 +521,7 @@ class Log:
     def _wait_for_lock(
         self, attempt: int, started: float, limit: float, show_life: Callable[[], None] | None = None
     ) -> None:
-        """Wait until another attempt to lock is worthwhile. The caller holds neither the mutex nor the log lock.
+        """Wait until the lock may be free. The caller holds neither the mutex nor the log lock.
 
         Args:
             attempt: the number of attempts so far.
@@ -532,7 +531,7 @@ class Log:
 
         Raises:
             StoreTimeoutError: `limit` seconds have passed since `started`.
-            StoreClosedError: the process is exiting, and has not ended this thread within `EXIT_MAX_S`.
+            StoreClosedError: the process is exiting, and this thread still runs after `EXIT_MAX_S` seconds.
         """
         handle = self.handle
         if system.is_ended_by_exit():
@@ -564,9 +563,8 @@ class Log:
     def _reopen_for_lock(self) -> int:
         """Return another descriptor of the file in use, for the thread that waits for the file's lock in the kernel.
 
-        The thread calls this method without the mutex. Meanwhile other threads use the handle, and may enter another
-        generation. So this method changes nothing in the handle. `_LockThread` checks that the waiters still need the
-        lock of this file.
+        The thread calls this method without the mutex, so this method changes nothing in the handle. Meanwhile another
+        thread may enter another generation. So `_LockThread` checks that its waiters still need the lock of this file.
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
@@ -590,16 +588,16 @@ class Log:
         )
 
     def closer_look(self) -> str:
-        """Return the end of the message of a time-out: why the start before this one ended, and the command `ps`."""
+        """Return the end of a time-out's message: why the previous start of the job ended, and a command to run."""
         before = self.table.previous
         return ("" if before is None else f"; the start before this one ended because {before}") + closer_look(
             self.path
         )
 
     def read_ahead(self) -> None:
-        """Read on without the lock, to learn the name of the process that holds it, or that the log is gone.
+        """Apply new records without taking the lock. Errors are ignored: the next operation raises them again.
 
-        Errors are dropped, because the next operation raises them again.
+        The records name the process that holds the lock. The read also detects that the log is gone.
         """
         handle = self.handle
         with handle.mutex:
@@ -623,14 +621,17 @@ class Log:
     def join_run(self, limit: float, *, shows: bool = False) -> None:
         """Join the present run of the log, or begin the next one. A participant registers in the same transaction.
 
-        The next run begins if the present run is finished, or the id of the options is new. It also begins if the
-        handle is a participant without an id, and another participant of the present run has failed. So a handle never
-        reads what an earlier, failed start of its job has written. If `shows` is true, the handle registers at once,
-        also if it is not a participant.
+        The next run begins if the present run is finished, or if ``options.run_id`` is new. It also begins if this
+        handle is a participant without a run_id, and another participant of the present run has failed. So a handle
+        never reads the data of an earlier, failed start of its job.
+
+        Args:
+            limit: how long to wait for the lock, in seconds.
+            shows: whether the handle registers now even if it is not a participant.
 
         Raises:
-            StaleRunError: a later run has superseded the run of the options.
-            UsedBeforeError: another participant, which is alive, has the rank of this handle.
+            StaleRunError: a later run has superseded the run ``options.run_id``.
+            UsedBeforeError: another live participant has the rank of this handle.
             ValueError: the other participants have another world size.
             StoreError: the run has not begun, and this handle is read-only.
             StoreUnavailableError: the log is finished, and this handle is read-only.
@@ -696,9 +697,9 @@ class Log:
             )
 
     def _check_rank(self, rank: int | None) -> None:
-        """Raise an error if a live participant in another process has `rank`. The caller holds the log lock.
+        """Raise `UsedBeforeError` if a live participant in another process has `rank`. The caller holds the log lock.
 
-        Only warn if that process is stopped, or if it is unknown whether it is alive.
+        If that process is stopped, or if it is unknown whether it is alive, log a warning instead.
         """
         table, home = self.table, ProcessIdentity.find()
         for number in sorted(set(() if rank is None else table.ranks.get(rank, ())).intersection(table.participants())):
@@ -718,13 +719,13 @@ class Log:
     def leave(self, reason: str, limit: float, clear: Callable[[str], object]) -> None:
         """Record that this participant has left for good. The last participant to leave in good order ends the run.
 
-        The FINISHED record ends the run. Then ``clear(path)`` removes the files beside the log, and the files of the
-        log are removed as far as possible. The errors are those of `update`.
+        To end the run, it appends a FINISHED record and removes the files of the log, as far as possible. The errors
+        are those of `update`.
 
         Args:
             reason: the name of the exception by which the participant leaves; empty if it leaves in good order.
             limit: how long to wait for the lock, in seconds.
-            clear: see above.
+            clear: a function that removes the files beside the log at a path. Called when the run has ended.
         """
         handle, table = self.handle, self.table
         self.inspect(handle.check_descriptors)
@@ -768,8 +769,8 @@ class Log:
     def _change_generation(self, decide: Decide, done: list[bool], limit: float) -> None:
         """Run a transaction in which `decide` begins a new generation, and enter that generation.
 
-        After `decide` has sealed the old generation, it appends to `done`. An error that comes later is raised with
-        ``maybe_applied`` set, because the seal stays.
+        `decide` appends to `done` after it has sealed the old generation. An error after that is raised with
+        ``maybe_applied`` set, because the seal is not undone.
         """
         try:
             self.update(0, b"", b"", decide, limit)
@@ -788,9 +789,9 @@ class Log:
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def has_announced(self, rank: int) -> bool:
-        """Return whether this handle has registered `rank`. If so, the next session of the handle has the rank, too.
+        """Return whether this handle has registered `rank`. If so, its next session is registered with `rank`, too.
 
-        The session may have been recorded as dead. The next write reads that.
+        The present session may have a death record that was not read yet. The next write reads it.
         """
         number = self.handle.lock.session
         if number in self.table.ranks.get(rank, ()) and system.fork_marker[0] and not self.handle.recovery:
@@ -826,14 +827,15 @@ class Log:
     def record_death(self, number: int, limit: float, is_needed: Callable[[], bool] | None = None) -> bool:
         """Record that session `number` is dead. Return whether its death is recorded.
 
-        The session is probed again under the log lock. If the session may be alive, nothing is recorded. The death
-        record, not the probe, decides for all processes: a session that comes back later finds its own death record.
-        The errors are those of `update`.
+        The session is probed again under the log lock. If it may be alive, nothing is recorded. For all processes the
+        session is dead from its death record on, not from the probe. A process that resumes later finds the death
+        record of its own session. The errors are those of `update`.
 
         Args:
-            number: the session.
+            number: the number of the session.
             limit: how long to wait for the lock, in seconds.
-            is_needed: called under the lock, before the probe. If it returns False, nothing is recorded.
+            is_needed: a function that is called under the lock, before the probe. If it returns False, nothing is
+                recorded.
         """
         table = self.table
         self.refresh(limit)
@@ -883,11 +885,11 @@ _handles = system.reset_in_child("handles", Log.after_fork)
 
 
 def _cause_of(first: BaseException | None, error: OSError) -> OSError | None:
-    """Return the error to report for a transaction whose unlock raised `error`.
+    """Return the error to report for a transaction that has ended with `error`, perhaps raised by the unlock.
 
-    The result is `first`, the exception that the transaction raised before the unlock, or `error` if there was none. If
-    `first` is a `GenerationUnlinked`, the result is None: the log continues in another file, and NFS 3 can't unlock a
-    file that another host has removed.
+    `first` is the exception that the transaction raised before the unlock, or None. Return `first` if there is one,
+    otherwise `error`. If `first` is a `GenerationUnlinked`, return None: the log continues in another file, and on
+    NFS 3 the unlock fails because another host has removed the old file.
 
     Raises:
         BaseException: `first`, if it is an `FscoordError` or an interruption.

@@ -8,38 +8,37 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
 LOCAL, DIRECT, LOCKED = COHERENCES = ("local", "direct", "locked")
-"""How a log is read: through the cache of this host, directly (O_DIRECT), or under a lock, which empties the cache."""
+"""How a log is read: through this host's cache, with O_DIRECT, or under a lock. Taking a lock empties the cache."""
 
 LOCAL_KINDS: Final = frozenset(
     "bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs ubifs vfat xfs"
     " zfs".split()
 )
-"""File systems that only one host mounts, so that its page cache is always valid. All others count as shared."""
+"""File systems that only one host mounts. Its page cache is always valid. All other file systems count as shared."""
 
 NFS_KINDS: Final = frozenset(("nfs", "nfs4"))
 SMB_KINDS: Final = frozenset(("cifs", "smb3"))
 
 
 HOLES_REPORTED: Final = frozenset(("btrfs", "ext4", "tmpfs", "xfs"))
-"""File systems whose SEEK_DATA (lseek(2)) is known to reflect the latest writes. The SEEK_DATA of ZFS did not."""
+"""File systems whose SEEK_DATA (lseek(2)) is known to take the latest writes into account. ZFS is not among them."""
 
 FUSE_WITH_INODES: Final = frozenset(
     "fuse.ceph fuse.ceph-fuse fuse.fuse-overlayfs fuse.glusterfs fuse.juicefs fuseblk".split()
 )
-"""FUSE file systems that pass on the inode numbers of the underlying files. Others assign a new number whenever the
-kernel has forgotten a file: on sshfs, a file with number 2 had number 5 once its inode had left the cache, and number 3
-after the next mount."""
+"""FUSE file systems that pass on the inode numbers of the underlying files. Other FUSE file systems, such as sshfs,
+assign a new number to a file after its inode has left the kernel's cache, and at each mount."""
 
 
 class Objection(NamedTuple):
-    """The reason to refuse a mount, as a clause, and the remedy."""
+    """Why a mount is refused, and what the user can do. Both are clauses of an error message."""
 
     reason: str
     remedy: str
 
 
 class Mount(NamedTuple):
-    """A line of the mount table: ``kind`` as in proc_mountinfo(5) (``""`` if unknown), ``point`` and ``options``."""
+    """A line of the mount table: type of file system (``""`` if unknown), mount point and options."""
 
     kind: str
     point: str
@@ -47,7 +46,7 @@ class Mount(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this host mounts the file system. Also true if the file system is unknown, as under pyfakefs."""
+        """Whether only this host mounts the file system. True also if its type is unknown, as with pyfakefs."""
         return self.kind in LOCAL_KINDS or not self.kind
 
     @property
@@ -66,10 +65,7 @@ class Mount(NamedTuple):
 
     @property
     def reads_to_end(self) -> bool:
-        """Whether a read(2) that returns fewer bytes than requested has met the end of the file, or an error.
-
-        This holds where the kernel reads a file through its page cache in one call.
-        """
+        """Whether a read(2) returns fewer bytes than requested only at the end of the file, or after an error."""
         return self.kind in HOLES_REPORTED
 
     @property
@@ -86,30 +82,30 @@ class Mount(NamedTuple):
     def coherence(self) -> str:
         """The default way to read a log on this mount: one of `COHERENCES`.
 
-        On NFS it is a direct read, which returns the data of the server, in one request. A read through the cache may
-        return zeros instead of data while a process of the host writes. On Lustre each way returns current data, and a
-        direct read needs the fewest messages. On other shared file systems only a lock is known to make the cache
-        valid. A mount that refuses direct reads is read under a lock (`NetworkAccess`).
+        On NFS it is a direct read: one request, which returns the data of the server. A read through the cache may
+        return zeros instead of data while a process on this host writes. On Lustre every read returns current data, and
+        a direct read needs the fewest messages. On other shared file systems, only a read under a lock is known to
+        return current data. If a mount refuses direct reads, the log is read under a lock (`NetworkAccess`).
         """
         if self.is_local:
             return LOCAL
         return DIRECT if self.is_nfs or self.is_lustre else LOCKED
 
     def option(self, name: str) -> str | None:
-        """Return the value of the option `name`, ``""`` if the option has no value, or None if it is not set."""
+        """Return the value of the mount option `name`; ``""`` if it has no value, None if it is not set."""
         values = dict(option.partition("=")[::2] for option in self.options)
         return values.get(name)
 
     def objection(self, lock: str, coherence: str | None = None, *, trusts_locks: bool = False) -> Objection | None:
-        """Return the objection to a log on this mount, or None.
+        """Return why a log on this mount must be refused; None if it may be used.
 
-        The locks and the reads are judged apart. A process that reads current data still damages the log if its lock
-        excludes no process of another host.
+        Locks and reads are checked separately. If locks do not exclude processes on other hosts, the log is damaged
+        even if all reads return current data.
 
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
-            coherence: the mode that the user has chosen, or None.
-            trusts_locks: whether the user vouches for the locks.
+            coherence: the way to read that the user has chosen; None: the default.
+            trusts_locks: whether the user has passed ``trust_locks=True``.
         """
         found = None if trusts_locks or lock == "soft" else self._objection_to_locks(lock)
         if found is None:
@@ -128,13 +124,13 @@ class Mount(NamedTuple):
         if self.kind in SMB_KINDS and self.option("nobrl") is not None:
             return Objection("nobrl keeps locks from the server (mount.cifs(8))", "mount it without nobrl")
         if self.kind == "fuse.sshfs":
-            return Objection("sshfs gives every host every lock", "use another shared directory")
+            return Objection("sshfs locks do not exclude other hosts", "use another shared directory")
         return None
 
     def _objection_to_reads(self, coherence: str | None) -> Objection | None:
-        """Return the objection to reads of the chosen mode `coherence`, or of the default mode.
+        """Return why reads in the mode `coherence` (None: the default) can't return current data; None if they can.
 
-        A chosen mode is the user's responsibility. Only on GlusterFS one mode alone can return current data.
+        A mode that the user has chosen is accepted, except on GlusterFS, where only reads under a lock can be current.
         """
         if self.kind == "fuse.sshfs" and coherence is None:
             return Objection(
@@ -151,10 +147,10 @@ class Mount(NamedTuple):
         return None
 
     def _objection_to_nfs(self, lock: str) -> Objection | None:
-        """Return the objection to locks of the kind `lock` on this NFS mount, or None.
+        """Return why locks of the kind `lock` are not safe on this NFS mount; None if they are.
 
-        With the option ``nolock`` or ``local_lock`` (nfs(5)), the client keeps some locks from the server: two hosts
-        were seen to hold the same lock.
+        With the option ``nolock`` or ``local_lock`` (nfs(5)), the client does not tell the server of some locks. Then
+        two hosts can hold the same lock.
         """
         local = self.option("local_lock")
         touched = {"ofd": ("all", "posix"), "flock": ("all", "flock")}[lock]
@@ -215,7 +211,7 @@ class Mount(NamedTuple):
 
     @property
     def caution(self) -> str | None:
-        """A setting that makes locks unreliable and can't be seen from this host, or None."""
+        """A warning about a setting that may make locks unreliable and can't be checked here; None if there is none."""
         if self.kind == "beegfs":
             return (
                 "BeeGFS keeps locks on one node unless tuneUseGlobalFileLocks is true in beegfs-client.conf, which"
@@ -225,7 +221,7 @@ class Mount(NamedTuple):
 
 
 def find_mount(path: str) -> Mount:
-    """Return the mount of the absolute `path`: the mount with the longest mount point above the path."""
+    """Return the mount that contains the absolute `path`."""
     found = _look_up(path)
     if found.kind == "autofs":  # opening the directory mounts the file system; stat(2) would not
         try:

@@ -1,4 +1,4 @@
-"""`open_log_file`: choose the access to a log by its mount, and open the log."""
+"""`open_log_file`: open a log with the coherence mode that its mount needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fscoord.errors import UnsupportedFilesystemError
 
 
 def open_log_file(path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session]) -> Log:
-    """Return a handle on the log at `path`, with the coherence of `options` or else the default of the mount.
+    """Return a handle on the log at `path`. If ``options.coherence`` is None, the default of the mount is used.
 
     Raises:
         UnsupportedFilesystemError: locks are not reliable on the mount; the message says why, and what to do.
@@ -48,10 +48,7 @@ HANG_ON_LUSTRE: Final = (
 
 
 class WatchedLog(Log):
-    """A `Log` that hosts share.
-
-    `hang_watchdog` logs a warning if the file server does not answer during an operation.
-    """
+    """A `Log` that several hosts share. A warning is logged if the file server does not answer during an operation."""
 
     def __init__(self, path: str, *arguments: Any) -> None:
         super().__init__(path, *arguments)

@@ -1,4 +1,4 @@
-"""`POSITION` and other flags: the invariants of a handle that may not hold after an interrupted operation.
+"""Flags for the invariants of a handle that an interrupted operation may have broken: `POSITION` and others.
 
 A signal handler may raise between any two instructions, a process may fork in the middle of an operation, and a file
 server may forget a file. So an operation sets a flag in `HandleState.recovery` *before* it breaks an invariant, and
@@ -22,12 +22,12 @@ POSITION: Final = 1
 operation. Recovery: a new descriptor at ``offset``."""
 
 APPLYING: Final = 2
-"""It is unknown which records the state machine has applied. Set in place of `POSITION` before records are applied.
-`POSITION` replaces it when ``offset`` and ``chain`` have moved on; in a durable log, only when the records are also
-synced. Recovery: the state machine is reset, and the generation is read again from its first record."""
+"""It is unknown which records the state machine has applied. This flag replaces `POSITION` before records are applied.
+`POSITION` replaces it again when ``offset`` and ``chain`` are updated. In a durable log the records are synced first.
+Recovery: the state machine is reset, and the generation is read again from its first record."""
 
 DESCRIPTORS: Final = 4
-"""The descriptors may be closed, as in a forked child. Recovery: the same generation is opened again."""
+"""The descriptors may be closed, for example in a forked child. Recovery: the same generation is opened again."""
 
 CLOSED: Final = 8
 """The handle has ended, and every operation raises `HandleState.final_error`. Never cleared."""

@@ -1,6 +1,6 @@
 """`SessionTable`: the sessions that a log has recorded, their ranks and deaths, and which participants left or failed.
 
-The table applies records, and does no I/O. The process mutex of the log guards it.
+The table does no I/O: the cursor passes it the records. The process mutex of the log guards it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ class SessionTable:
 
     Attributes:
         sessions: the sessions, by number.
-        ranks: the numbers of the sessions that were registered with a rank, by rank.
-        deaths: the time of the death record of a session (wall time in ns), by number.
-        world_size: the number of participants that the run is to have; 0 if no participant has registered.
-        left: the participants that have left in good order.
+        ranks: {rank: numbers of the sessions that have registered it}.
+        deaths: {session number: wall time of its death record in nanoseconds}.
+        world_size: how many participants the run needs; 0 if no participant has registered.
+        left: the numbers of the participants that have left in good order.
         failure: the first failure of a participant, or None.
-        previous: the failure that ended the run before, or None.
-        sealed_by: the session that has sealed the generation that was read; 0 if it is not sealed.
-        last: the highest number of a session so far.
-        is_ended: whether the last participant has ended the run, by a record that was read.
-        keeps_times: whether `times` is kept. Set by the log, if other processes may append the records of its handles.
-        times: the latest time of a data record of each session, by number; 0 if a snapshot says that the session has
-            none. The session that makes a snapshot is the writer of its data records, whose times are its own.
-        has_all_times: whether no session has a later record than `times` says; false after a snapshot without times.
+        previous: the failure that ended the previous run, or None.
+        sealed_by: the number of the session that has sealed the generation that was read; 0 if it is not sealed.
+        last: the highest session number so far.
+        is_ended: whether a record that ends the run was read.
+        keeps_times: whether `times` is kept. The log sets it if other processes may append a handle's records for it.
+        times: {session number: time of its latest data record}; 0 if a snapshot says that the session has none. The
+            data records of a snapshot count as written by the session that made it.
+        has_all_times: whether `times` covers all records. False after a snapshot without times.
     """
 
     def __init__(self) -> None:
@@ -48,10 +48,10 @@ class SessionTable:
         self.has_all_times = True
 
     def reset(self, *, is_first: bool = True) -> None:
-        """Discard the state. All records will be applied again, from the first one of a generation.
+        """Discard the state. All records will be applied again, from the first record of a generation.
 
         Args:
-            is_first: whether that is the first record of the log, and not that of a snapshot.
+            is_first: whether it is the first generation of the log. Other generations begin with a snapshot.
         """
         self.has_all_times = is_first
         self.times.clear()
@@ -66,7 +66,7 @@ class SessionTable:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def add(self, number: int, session: Session) -> None:
-        """Apply a session record. A further record of a known session may add a rank; its earlier ranks stay valid."""
+        """Apply a session record. A second record of the same session may add a rank to the ranks it already has."""
         known = self.sessions.get(number)
         if known is not None:
             session = session._replace(since_ns=known.since_ns)
@@ -79,23 +79,23 @@ class SessionTable:
             self.ranks.setdefault(session.rank, set()).add(number)
 
     def add_death(self, number: int, time_ns: int) -> None:
-        """Apply a death record. The first one counts, so all handles have the same time of death."""
+        """Apply a death record. Later records of the same death are ignored, so all handles agree on its time."""
         self.deaths.setdefault(number, time_ns)
         session = self.sessions.get(number)
         if session is not None and session.world_size and number not in self.left:
             self.add_failure(Failure(session, time_ns=time_ns))
 
     def add_failure(self, failure: Failure) -> None:
-        """Apply the record of a failure. The first failure of a run counts."""
+        """Apply the record of a failure. Only the first failure of a run is kept."""
         if failure.is_previous:
             self.previous = failure
         else:
             self.failure = self.failure or failure
 
     def set_last_time(self, number: int, time_ns: int) -> None:
-        """Apply a snapshot's record of the time at which session `number` has written last.
+        """Apply a LAST_TIME record of a snapshot: `time_ns` is the time of the last data record of session `number`.
 
-        Data records that follow it may have been applied before it; see `Cursor.advance`.
+        The table keeps the later time, because the cursor may already have applied data records after the snapshot.
         """
         self.times[number] = max(time_ns, self.times.get(number, 0))
         self.has_all_times = True
@@ -105,9 +105,9 @@ class SessionTable:
     def remembered(self) -> list[tuple[int, Session]]:
         """Return the sessions that a snapshot keeps, in order of their numbers.
 
-        These are the sessions without a death record, and the last session of each rank. The session with the highest
-        number is always kept, so that no number is assigned twice. A lower number that is missing belongs to a dead
-        session (see `dead_sessions`).
+        A snapshot keeps each session without a death record, and the last session of each rank. It also keeps the
+        session with the highest number, so that no number is assigned twice. A lower number that is missing belongs to
+        a dead session (see `dead_sessions`).
         """
         ranked = {max(numbers) for numbers in self.ranks.values()}
         return [
@@ -117,7 +117,7 @@ class SessionTable:
         ]
 
     def forget_dead(self) -> None:
-        """Forget the sessions that the snapshot of the next generation leaves out, so that memory does not grow."""
+        """Remove the sessions that the snapshot of the next generation leaves out. This bounds the memory."""
         remembered = dict(self.remembered())
         self.sessions = remembered
         self.deaths = {number: when for number, when in self.deaths.items() if number in remembered}
@@ -125,9 +125,10 @@ class SessionTable:
         self.times = {number: time_ns for number, time_ns in self.times.items() if number in remembered}
 
     def last_times(self) -> list[tuple[int, int]]:
-        """Return the time of the last record of each session that a snapshot keeps; empty unless all times are known.
+        """Return (number, time of its last data record) for each session in a snapshot; empty if times are not known.
 
-        From this time the author of a request finds out whether a leader appended its record before the snapshot.
+        With combined writes, a session compares this time with its own request. So it learns whether its leader
+        appended the record of the request before the snapshot.
         """
         if not (self.keeps_times and self.has_all_times):
             return []
@@ -140,24 +141,24 @@ class SessionTable:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def participants(self) -> list[int]:
-        """Return the participants that have not left in good order, the dead among them."""
+        """Return the numbers of the participants that have not left in good order. The dead are included."""
         return [number for number, session in self.sessions.items() if session.world_size and number not in self.left]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Return each of `ranks` that has sessions and whose sessions are all recorded as dead."""
+        """Return those of `ranks` that have sessions, all of them recorded as dead."""
         deaths, known = self.deaths, self.ranks
         return [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """Return each of the sessions `numbers` that is recorded as dead, or that a snapshot has left out since."""
+        """Return those of the sessions `numbers` that are recorded as dead, or that a snapshot has left out."""
         known, last = self.sessions, self.last
         return [n for n in numbers if n in self.deaths or (n not in known and 0 < n <= last)]
 
     def presumed_alive(self, ranks: Iterable[int] | None) -> list[int]:
-        """Return the sessions of `ranks`, or of all ranks if None, that are not recorded as dead."""
+        """Return the sessions of `ranks` (None: all sessions) that are not recorded as dead."""
         some = self.sessions if ranks is None else [n for rank in ranks for n in self.ranks.get(rank, ())]
         return sorted(set(some) - self.deaths.keys())
 
     def presumed_alive_among(self, numbers: Iterable[int]) -> list[int]:
-        """Return each of the sessions `numbers` that is known and not recorded as dead."""
+        """Return those of the sessions `numbers` that are known and not recorded as dead."""
         return sorted((self.sessions.keys() & set(numbers)) - self.deaths.keys())

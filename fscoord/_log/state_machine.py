@@ -12,25 +12,25 @@ class StateMachine(Protocol):
     """An object that applies the data records of a log in order. The log calls every method under the process mutex."""
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Apply the next records. The value of a record that sets, appends or pushes a single value may be spilled."""
+        """Apply the next records. The value of a record that sets, appends or pushes a single value may be spilled.
+
+        A spilled value stays in the log's file. The record then holds its location.
+        """
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """Prepare for the next call of `apply`: the values of `keys` in its records are spilled."""
+        """Announce that the next call of `apply` contains spilled values of `keys`."""
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """Replace the offsets of all spilled values by the offsets in `spots`, which are in the next snapshot.
+        """Replace the location of each spilled value by its location in the next generation's snapshot, from `spots`.
 
-        Return False if the value of a key is missing from `spots`. The log then applies all records again.
+        Return False if a key is missing from `spots`. The log then applies all records again.
         """
 
     def reset(self) -> None:
         """Discard the state. All records will be applied again, from the first."""
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Yield kind, key and value of records that lead to the same state as all records applied so far.
-
-        `fetch` reads the bytes of a spilled value.
-        """
+        """Yield (kind, key, value) of records that rebuild the present state. `fetch` reads a spilled value."""
 
     def live_size(self) -> int:
-        """Return approximately how many bytes the records of `snapshot` take in a log."""
+        """Return the approximate size in bytes of the records that `snapshot` yields."""

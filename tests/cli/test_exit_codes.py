@@ -295,7 +295,7 @@ def test_name_of_a_directory_that_is_not_there_makes_no_file(fscoord, tmp_path, 
     monkeypatch.chdir(tmp_path)
     done = fscoord(*on(words, "job/"))
     assert done.code == 77
-    assert "job/ ends with '/', so it names a directory, and there is none; " in done.err
+    assert "job/ ends with '/', so it names a directory, which does not exist; " in done.err
     assert os.listdir(tmp_path) == []
 
 

@@ -278,7 +278,7 @@ def test_name_of_a_directory_that_is_not_there_is_refused(make: Callable[[Path],
                 lambda name=name: copy(source, name),
                 lambda name=name: repair(source, name),
             ):
-                with pytest.raises(InsecurePathError, match="so it names a directory, and there is none") as caught:
+                with pytest.raises(InsecurePathError, match="so it names a directory, which does not exist") as caught:
                     call()
                 assert f"{path}{end}" in str(caught.value)
                 assert caught.value.path == f"{path}{end}"

@@ -1015,7 +1015,7 @@ MUTANTS = (
         "an fsync that failed is forgotten",
         "FileAppender._sync",
         """\
-            handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            handle.finish(StoreUnavailableError, "could not be synced, so writes may be lost; open the store again")
             raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 """,
         """\
@@ -1753,7 +1753,7 @@ MUTANTS = (
         "Doorbell.ring",
         """\
         finally:
-            # Also if a signal handler has raised: other writers rely on the signal of the thread that cleared the cell.
+            # Signal even if a signal handler has raised: other writers rely on the thread that cleared the cell. The
 """,
         """\
         except KeyError:

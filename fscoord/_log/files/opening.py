@@ -20,13 +20,13 @@ ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
 
 BUFFER: Final = 1 << 20
-"""How many bytes of a new log are written at once, in about."""
+"""The approximate size in bytes of each write(2) to a new log."""
 
 COMPACT_BYTES: Final = 256 * 1024
-"""The default size in bytes from which a log is compacted: about once in 6,000 small writes to a few keys."""
+"""The default file size in bytes from which a log is compacted. Small writes to few keys reach it about every 6,000."""
 
 SPILL_BYTES: Final = 128 * 1024
-"""The default size in bytes from which a value is left in the file. One read of small records returns less."""
+"""The default size in bytes from which a value stays in the file and not in memory (see `spill`)."""
 
 
 class LogOptions(NamedTuple):
@@ -34,17 +34,17 @@ class LogOptions(NamedTuple):
 
     Attributes:
         lock_kind: a value of `log_lock.KINDS`. The header of an existing log must name the same kind.
-        durable: make a new log durable, and refuse an existing log that is not.
+        durable: make a new log durable, and refuse an existing log that is not durable.
         read_only: open for reading. Nothing is ever written.
-        mode: the permissions of a new log. An existing log must not let more users write.
+        mode: the permissions of a new log. An existing log that further users can write is refused.
         limit: how long to wait for the lock of an empty file, in seconds.
         coherence: how the writes of other hosts are read, one of `mount.COHERENCES`; None: the default of the mount.
-        compact_bytes: the size from which the log is compacted automatically; 0: never.
-        run_id: the id of the run of the handle; None: the run of the log, whichever it is.
-        spill_bytes: the size from which values are left in the file and not kept in memory; 0: all are kept.
-        trust_locks: use the locks of a mount on which they may exclude no other host.
+        compact_bytes: the file size in bytes from which the log is compacted automatically; 0: never.
+        run_id: the id of the run to join or to begin; None: the present run of the log.
+        spill_bytes: the size in bytes from which a value is spilled (stays in the file); 0: no value is.
+        trust_locks: whether to use the mount's locks although they may not exclude other hosts.
         inodes_last: whether a file keeps its inode number for as long as it exists, so that the number identifies it.
-        world_size: how many participants the run is to have, if the handle is one; otherwise 0.
+        world_size: the number of participants of the run, if this handle is a participant; otherwise 0.
     """
 
     lock_kind: int
@@ -62,7 +62,7 @@ class LogOptions(NamedTuple):
 
     @property
     def is_soft(self) -> bool:
-        """Whether the lock is a soft lock, which a user chooses where the kernel's locks are missing or unreliable."""
+        """Whether the lock is a soft lock: a symbolic link, for mounts whose kernel locks are missing or unreliable."""
         return self.lock_kind == SOFT
 
     @property
@@ -93,7 +93,7 @@ class LogOptions(NamedTuple):
 
 
 class OpenedLog(NamedTuple):
-    """An open log: its descriptors (``writer`` is -1 if read-only), its header, and the header's end."""
+    """An open log: its descriptors (``writer`` is -1 if read-only), its header, and the position after the header."""
 
     reader: int
     writer: int
@@ -104,13 +104,13 @@ class OpenedLog(NamedTuple):
 def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_fds: set[int]) -> OpenedLog:
     """Open the log at `path` with `options`, and create it if it does not exist.
 
-    `reading` and `writing` are flags for open(2). The descriptors are added to `owned_fds`.
+    `reading` and `writing` are the flags of open(2) for the two descriptors, which are added to `owned_fds`.
 
     Raises:
         OSError: a system call failed. The caller converts it.
         InsecurePathError: the file is not a regular file, or users whom ``mode`` does not allow can write it.
         CorruptLogError: the file does not begin with a header.
-        StoreError: the log has another kind of lock than `options`, or is not durable although `options` require it.
+        StoreError: the log has another kind of lock than `options`, or `options` require a durable log and it is not.
     """
     for _ in range(ATTEMPTS):
         writer = -1 if options.read_only else _open_for_writing(path, options, writing, owned_fds)
@@ -137,7 +137,7 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
 
 
 def read_header(fd: int) -> bytes:
-    """Return the first bytes of a log: at least the whole header, if the file holds it."""
+    """Return the first bytes of a log. They contain the whole header, unless the file ends before."""
     data = more = system.os.read(fd, 4096)
     while more and (missing := Header.missing(data)) > 0:
         more = system.os.read(fd, missing)
@@ -146,7 +146,7 @@ def read_header(fd: int) -> bytes:
 
 
 def write_log(fd: int, header: Header, records: Iterable[Record]) -> LogPosition:
-    """Write `header` and `records`, with their own writers and times, to the empty file `fd`. Return their end."""
+    """Write `header` and `records` to the empty file `fd`. Records keep their writers and times. Return the end."""
     first = header.encode()
     _, (size, chain) = Header.decode(first)
     parts, waiting = [first], size
@@ -179,16 +179,16 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
 
 
 def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogError:
-    """Return the error for the log `path`: the header of its `file` can't be used, for the reason `error`."""
+    """Return the error for a log `path` whose `file` has a header that can't be used. `error` is the reason."""
     if isinstance(error, ForeignFile):
-        what = f"{file} is {error}. Nothing was changed; check the path, or if a store was there"
+        what = f"{file} is {error}. Nothing was changed; check the path. If a store was there"
     else:
-        what = f"{file} can't be used: {error}. Nothing was changed; choose another path, or before you remove the file"
+        what = f"{file} can't be used: {error}. Nothing was changed; choose another path. Before you remove the file"
     return CorruptLogError(f"{what}, run `fscoord verify {shell_word(path)}`", path=path, offset=0, reason=str(error))
 
 
 def no_header(path: str, data: bytes) -> StoreUnavailableError:
-    """Return the error of a reader of the log `path`: its `data` is empty, or only a part of a header.
+    """Return the error for a read-only open of `path` if the file holds no complete header. `data` are all its bytes.
 
     The next writer that opens the file writes its header.
     """
@@ -220,11 +220,11 @@ def _check_header(path: str, options: LogOptions, reader: int, writer: int, data
 def _initialise(path: str, options: LogOptions, fd: int) -> None:
     """Write the header of an empty file, under the lock.
 
-    Before the header exists, the log's kind of lock is not known. So an open-file-description lock is taken as well, if
-    the platform has it. It excludes processes that open the file with another kind of lock.
+    Only the header says which kind of lock the log has. So this function takes an open-file-description lock as well,
+    if the platform has it, to exclude processes that open the file with another kind of lock.
 
-    A process that dies here leaves a part of a header. That part is the only data of a log that is ever truncated, and
-    only while the file is too short to hold a record.
+    A process that dies here may leave a part of a header. The next process truncates it. No other bytes of a log are
+    ever truncated.
     """
     deadline = system.time.monotonic() + options.limit
     mutex = system.threading.RLock()

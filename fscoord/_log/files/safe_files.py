@@ -1,9 +1,9 @@
-"""Open, create and publish files safely: no link is followed, no other user's file used, and nothing truncated.
+"""Open, create and publish files safely: follow no symbolic link, use no other user's file, truncate nothing.
 
-Descriptors are never lost to a KeyboardInterrupt. Each is added to a set, ``owned_fds``, in the same chain of C calls
-that opens it (`system.open_file`). Between two lines of Python a signal handler may raise, and a descriptor that
-only a local variable names would then stay open, with its locks, until the process ends. The owner of the set closes
-the descriptors that are left in it.
+A KeyboardInterrupt never leaks a descriptor. The chain of C calls that opens a descriptor also adds it to a set,
+``owned_fds`` (`system.open_file`), and the owner of the set closes the descriptors that are left in it. A signal
+handler may raise between two lines of Python. A descriptor that only a local variable names would then stay open, with
+its locks, until the process ends.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableE
 TEMPORARY_SUFFIX = ".new"
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
 GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
-"""The errors of open(2) for a file that does not exist any more, also on a file server."""
+"""The errors of open(2) for a file that was removed, on this host or on a file server."""
 _ACLS: Final = ("system.posix_acl_access", "system.nfs4_acl")
 """The extended attributes that hold access control lists: acl(5), and nfs4_acl(5) on mounts of NFS 4."""
 _NO_ACL: Final = frozenset(getattr(system.errno, name, -1) for name in ("ENODATA", "ENOTSUP", "EOPNOTSUPP", "EINVAL"))
 
 
 _ENDS_OF_DIRECTORIES: Final = frozenset(("", ".", ".."))
-"""The last components of a path that only a directory has (path_resolution(7))."""
+"""The last component of a path that can only name a directory: path_resolution(7)."""
 
 FilePath = str | bytes | system.os.PathLike[str] | system.os.PathLike[bytes]
 """The path of a log, as its user gives it."""
@@ -38,13 +38,13 @@ NAME_BYTES_MAX: Final = 238
 
 
 def resolve(path: FilePath) -> str:
-    """Return `path` as an absolute path without symbolic links in its directory, which no later chdir(2) changes.
+    """Return `path` as an absolute path. Symbolic links in its directory are resolved; a link at its end is not.
 
     Raises:
         ValueError: the path is empty.
         StoreUnavailableError: the name is too long, or the path is relative and the working directory was removed.
-        InsecurePathError: the path ends like that of a directory, with a slash or a dot, and no directory is there.
-            Without its end it would name a file. A directory is refused when it is opened.
+        InsecurePathError: the path ends with a slash or a dot, so that it names a directory, and the directory does not
+            exist. (An existing directory is refused when it is opened.)
     """
     name = system.os.fsdecode(system.os.fspath(path))
     if not name:
@@ -52,15 +52,15 @@ def resolve(path: FilePath) -> str:
     end = system.os.path.basename(name)
     if len(system.os.fsencode(end)) > NAME_BYTES_MAX:
         raise StoreUnavailableError(
-            f"{name}: the name of the file has {len(system.os.fsencode(end))} bytes, and may have {NAME_BYTES_MAX}: the"
-            " files beside it are named after it, with up to 17 bytes more, and a name may have 255; shorten it",
+            f"{name}: the name of the file has {len(system.os.fsencode(end))} bytes; use a name of at most"
+            f" {NAME_BYTES_MAX}, because the names of the files beside it are up to 17 bytes longer",
             path=name,
             errno=system.errno.ENAMETOOLONG,
         )
     if end in _ENDS_OF_DIRECTORIES and not system.os.path.isdir(name):
         raise InsecurePathError(
-            f"{name} ends with {end or '/'!r}, so it names a directory, and there is none; name the file of the store"
-            " without that end, or create the directory and name a file in it",
+            f"{name} ends with {end or '/'!r}, so it names a directory, which does not exist; remove that ending, or"
+            " create the directory and name a file in it",
             path=name,
         )
     try:
@@ -114,10 +114,10 @@ def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
 
 
 def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int] | None = None) -> int:
-    """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
+    """Open `path` and return the descriptor. Follow no symbolic link, and do not block on a FIFO.
 
-    The descriptor is added to `owned_fds`. If that is None, the descriptor is added to `system.loose`, from which
-    `system.close_quietly` removes it.
+    The descriptor is closed on exec. It is added to `owned_fds`. If that is None, it is added to `system.loose`, from
+    which `system.close_quietly` removes it.
     """
     if owned_fds is None:
         owned_fds = set() if system.is_fake_fs() else system.loose
@@ -142,7 +142,7 @@ def _not_a_file(path: str, *, is_directory: bool) -> str:
 
 
 def close_owned(fd: int, owned_fds: set[int]) -> None:
-    """Remove `fd` from `owned_fds` and close it, in one chain of C calls, so that it is closed exactly once."""
+    """Remove `fd` from `owned_fds` and close it. One chain of C calls does both, so `fd` is closed exactly once."""
     try:
         forget = partial(owned_fds.discard, fd), partial(system.loose.discard, fd)
         system.in_one_chain(*forget, partial(system.os.close, fd))
@@ -152,7 +152,7 @@ def close_owned(fd: int, owned_fds: set[int]) -> None:
 
 @contextmanager
 def closing_owned(fd: int, owned_fds: set[int]) -> Iterator[int]:
-    """Return `fd`, which is in `owned_fds`, for the body of a ``with``, and close it at the end."""
+    """Context manager that yields `fd`, and closes it at the end. `fd` is in `owned_fds`."""
     try:
         yield fd
     finally:
@@ -160,10 +160,10 @@ def closing_owned(fd: int, owned_fds: set[int]) -> Iterator[int]:
 
 
 def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = False) -> None:
-    """Refuse the open file `fd` unless it is a regular file that only the users whom `mode` allows can write.
+    """Raise an error unless the open file `fd` is a regular file that only the users whom `mode` allows can write.
 
-    A file that is only read may belong to any user, because its bytes are verified. With `is_fifo`, only a FIFO is
-    accepted, and no regular file.
+    If `read_only` is true, the file may belong to any user, because its bytes are verified. If `is_fifo` is true, the
+    file must be a FIFO.
 
     Raises:
         InsecurePathError: the text says what is wrong, and what to do.
@@ -194,7 +194,7 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
 
 
 def _uid_given_to_ours(path: str) -> int:
-    """Return the owner that a new file beside `path` gets. An NFS server may map users (root squash)."""
+    """Return the uid of a new file beside `path`; -1 if none can be created. NFS may map users (root squash)."""
     probe = temporary_name(path)
     opened, close = system.owned_for_a_while()
     try:
@@ -208,7 +208,7 @@ def _uid_given_to_ours(path: str) -> int:
 
 
 def _remove_temporary_names(path: str, found: Any) -> None:
-    """Unlink the temporary names of the file. Its creator died before it could unlink them, or is about to do so."""
+    """Unlink the temporary names of the file `path`, because its creator may have died before it did so."""
     directory, base = system.os.path.split(path)
     for name in system.os.listdir(directory):
         if name.startswith(base + ".") and name.endswith(TEMPORARY_SUFFIX):
@@ -219,11 +219,10 @@ def _remove_temporary_names(path: str, found: Any) -> None:
 
 
 def inherit_permissions(source: str, target: int) -> None:
-    """Give the new file with the descriptor `target` the permissions of the file `source`, if this process may.
+    """Give the new file `target` (a descriptor) the permissions of the file `source` (a path), if this process may.
 
-    This is for the small files beside a log. A user who can't open one of them loses only its hints. See also
-    `copy_permissions`. A user who may rename in the directory can put a file of their own at the path `source`. Then
-    the new file gets permissions that this user could have given to a file of that name, too.
+    Errors are ignored, because the small files beside a log hold only hints. A user who may rename files in the
+    directory can put another file at `source`. That gains nothing: the same user could replace the new file as well.
     """
     opened, close = system.owned_for_a_while()
     try:
@@ -237,11 +236,11 @@ def inherit_permissions(source: str, target: int) -> None:
 def copy_permissions(source: int, target: int) -> None:
     """Give the file `target`, which this process has created, the group, access control list and mode of `source`.
 
-    A process of root also sets the owner. Both files are descriptors. By its name, another file could get the
-    permissions: a user who may rename in the directory could put it there, or a link to it, since the creation.
+    Root also sets the owner. Both arguments are descriptors: at the path of the new file, a user who may rename files
+    in the directory could have put another file, or a link to one.
 
     Raises:
-        OSError: this process may not set them. Users of `source` might then be unable to use `target`.
+        OSError: this process may not set the permissions. Users of `source` might then be unable to use `target`.
     """
     wanted, found = system.os.fstat(source), system.os.fstat(target)
     owner = wanted.st_uid if found.st_uid != wanted.st_uid and system.os.geteuid() == 0 else -1
@@ -279,9 +278,9 @@ def _acl(fd: int, name: str) -> bytes | None:
 
 
 def names_same_file(path: str, identity: tuple[int, int]) -> bool:
-    """Return whether `path` names the file with this device and inode number, which is open.
+    """Return whether `path` names the open file with this `identity` (device, inode number).
 
-    Without the permission to look, the answer is yes: nothing proves the contrary.
+    If this process lacks the permission to find out, return True.
     """
     try:
         named = system.os.stat(path, follow_symlinks=False)
@@ -294,9 +293,8 @@ def names_same_file(path: str, identity: tuple[int, int]) -> bool:
 def unlink_quietly(path: str, epoch: int | None = None) -> None:
     """Remove the name `path`, if it exists and may be removed.
 
-    With an `epoch` (see `system.process_epoch`), the name is removed only in that process. If a signal handler forks in
-    the middle of an operation, the operation continues in the child as well and cleans up, but the file belongs to the
-    parent.
+    If `epoch` is given, remove it only in the process with this `system.process_epoch`. A signal handler may fork in
+    the middle of an operation. Then the operation also continues in the child, but the file belongs to the parent.
     """
     with ignoring(OSError):
         if epoch is None or system.process_epoch() == epoch:  # no signal handler runs between this check and the call
@@ -304,23 +302,23 @@ def unlink_quietly(path: str, epoch: int | None = None) -> None:
 
 
 def same_file(one: Any, other: Any) -> bool:
-    """Return whether two stat results are of one file. The files should be open: numbers of closed files are reused."""
+    """Return whether two stat results are of one file. Both files should be open, so that no inode number is reused."""
     return bool(one.st_ino == other.st_ino and one.st_dev == other.st_dev)
 
 
 def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bool, like: str | None = None) -> None:
-    """Create the file `path`, complete, unless a file exists there already.
+    """Create the file `path` with its content, unless a file exists there already.
 
-    The file is written under a temporary name and then linked to `path`: link(2) fails if the name exists, and never
-    shows half a file. Where the file system has no hard links, an empty file is created, and the first process that
-    opens it writes its header under the lock. A process that dies here leaves at most a temporary name.
+    The file is written under a temporary name and then linked to `path`. So no process sees a part of the file, and no
+    file is overwritten. On a file system without hard links, an empty file is created, and the first process that opens
+    it writes its header under the lock. A process that dies here leaves at most a temporary name.
 
     Args:
         path: the path of the file.
-        content: called with a descriptor of the file; returns the bytes to write.
+        content: a function that is called with a descriptor of the file, and returns the bytes to write.
         mode: the permissions of the file.
-        durable: sync the file and its directory.
-        like: a file whose group and access control list the new file gets, as far as this process may set them.
+        durable: whether to sync the file and its directory.
+        like: the path of a file whose permissions the new file gets, as far as this process may set them; None: `mode`.
     """
     epoch, temporary = system.process_epoch(), temporary_name(path)
     opened, close = system.owned_for_a_while()
@@ -371,12 +369,12 @@ def _link(temporary: str, path: str) -> None:
 
 
 def create_fifo(path: str, mode: int, like: int, owned_fds: set[int]) -> None:
-    """Create the FIFO `path`, with its final permissions from the start, unless a file exists there already.
+    """Create the FIFO `path`, unless a file exists there already. It never has other permissions than the final ones.
 
     Args:
         path: the path of the FIFO.
-        mode: the permissions of the FIFO, whatever the umask.
-        like: a descriptor. The FIFO gets the group and access control list of its file, if this process may set them.
+        mode: the permissions of the FIFO. The umask is not applied.
+        like: a descriptor of a file whose permissions the FIFO gets in place of `mode`, if this process may set them.
         owned_fds: descriptors are added to this set while they are open.
 
     Raises:
@@ -408,9 +406,9 @@ def _create_empty(path: str, mode: int) -> None:
 
 
 def create_descriptor(path: str, mode: int, owned_fds: set[int]) -> int:
-    """Create the file `path`, which must not exist, with `mode` whatever the umask, and open it for writing.
+    """Create the file `path`, open it for writing, and return the descriptor, which is added to `owned_fds`.
 
-    The descriptor is added to `owned_fds`.
+    The file must not exist. The umask is not applied to `mode`.
     """
     fd = system.open_file(path, system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY, mode, owned_fds)
     if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
@@ -425,12 +423,9 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def read_all(fd: int, size: int, offset: int | None = None) -> bytes:
-    """Return `size` bytes of the file, fewer only at its end, in as many calls as the kernel needs.
+    """Return `size` bytes of the file `fd`, fewer only at its end, in as many calls as the kernel needs.
 
-    Args:
-        fd: the file.
-        size: how many bytes to read.
-        offset: the place of the first byte (pread(2)); None: the position of `fd`, which moves.
+    The bytes begin at `offset` (pread(2)). If it is None, they begin at the position of `fd`, which then moves.
     """
     parts = []
     while size > 0:
@@ -444,7 +439,7 @@ def read_all(fd: int, size: int, offset: int | None = None) -> bytes:
 
 
 def sync_directory(path: str, owned_fds: set[int]) -> None:
-    """Sync the directory of `path`, so that the name survives a power failure (fsync(2))."""
+    """Sync the directory of `path`, so that the file keeps its name after a power failure (fsync(2))."""
     directory = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
     with closing_owned(directory, owned_fds) as fd:
         system.sync_file(fd)

@@ -1,7 +1,7 @@
-"""Long values that are left in the file: find their offsets in records, and read them from there.
+"""Spilled values: long values that stay in the file and not in memory. Find them in records, and read them.
 
-A `Spilled` represents a value that is not kept in memory. It holds the offset of the bytes in the generation in use,
-and their checksum. Each read verifies the checksum. Bytes of a log never change, so they can be read without its lock.
+A `Spilled` represents such a value. It holds the offset of the value in the generation in use, and a checksum, which
+each read verifies. Bytes of a log never change, so the value can be read without the log's lock.
 
 Only pread(2) is used, because it does not move the position of the descriptor. pyfakefs has no pread(2), so under
 pyfakefs no value is spilled.
@@ -20,7 +20,7 @@ from fscoord._log.format.record import LogPosition, Record
 from fscoord._runtime import system
 
 NEVER: Final = 1 << 62
-"""A length that no value has."""
+"""A size in bytes that no value reaches. As `spill_at` it means that no value is spilled."""
 
 _WINDOW: Final = 4096
 _ZEROS: Final = bytes(1 << 16)
@@ -28,7 +28,7 @@ _PAIR: Final = Struct("<HI")
 
 
 class Spilled:
-    """A value whose `size` bytes are at `offset` in the generation in use; ``crc`` is their CRC-32."""
+    """A value that is left in the generation in use: `size` bytes at `offset`, with the CRC-32 `crc`."""
 
     __slots__ = ("crc", "offset", "size")
 
@@ -42,14 +42,14 @@ class Spilled:
 
 
 Fetch = Callable[[Spilled], bytes]
-"""A function that reads a value from the file."""
+"""A function that reads a spilled value from the file, and returns its bytes."""
 
 SpilledRecord = tuple[int, bytes, bytes | Spilled, int, int]
-"""A record whose value may be left in the file."""
+"""A `Record` whose value may be spilled."""
 
 
 class Spot(NamedTuple):
-    """The place of a long value: the ``kind`` of its record, its ``key``, ``offset`` and ``size``."""
+    """The location of a long value: the ``kind`` of its record, its ``key``, its ``offset`` and ``size`` in bytes."""
 
     kind: int
     key: bytes
@@ -60,11 +60,11 @@ class Spot(NamedTuple):
 def leave_long(
     records: Sequence[Record], data: bytes, offset: int, least: int
 ) -> tuple[Sequence[SpilledRecord], set[bytes]]:
-    """Return `records`, with a `Spilled` for each value of `least` bytes or more, and the keys of the spilled values.
+    """Replace each value of `least` bytes or more in `records` by a `Spilled`. Return (records, keys of these values).
 
     `data` holds the bytes of the file from `offset` on: the records, and perhaps control records between them. A
-    MULTI_SET record with a long value is returned as a SET record for each long value, and as MULTI_SET records for the
-    pairs between them, which may be millions.
+    MULTI_SET record with a long value is split into a SET record for each long value, and MULTI_SET records for the
+    pairs between them.
     """
     kept: list[SpilledRecord] = []
     keys: set[bytes] = set()
@@ -109,10 +109,10 @@ def _spill(value: bytes, offset: int, least: int) -> bytes | Spilled:
 
 
 def checksum_of_both(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two concatenated byte strings, from the CRC-32 of each and the `size` of the second.
+    """Return the CRC-32 of two concatenated byte strings from their CRC-32s, `first` and `second`.
 
-    CRC is linear: prepending the first string changes the checksum of any `size` bytes by the same XOR. So this
-    function computes that XOR for `size` zeros, and applies it to `second`.
+    `size` is the length of the second string. CRC is linear: a prefix changes the checksum of any `size` bytes by the
+    same XOR. This function computes the XOR for `size` zeros, and applies it to `second`.
     """
     seeded, plain = first, 0
     while size > 0:
@@ -129,9 +129,9 @@ def read(fd: int, spilled: Spilled) -> bytes | None:
 
 
 def find_long(fd: int, start: LogPosition, end: LogPosition, least: int) -> Generator[Spot]:
-    """Yield the spots of all values of `least` bytes or more in the generation `fd`, from `start` to `end`, in order.
+    """Yield the location of each value of `least` bytes or more in the generation `fd`, from `start` to `end`.
 
-    The bytes of the values are not read. The search stops at the first record whose length has a wrong check.
+    The values themselves are not read. The search stops at a record whose length is damaged.
     """
     window = _Window(fd)
     offset, chain = start
@@ -161,7 +161,7 @@ def _spots(window: _Window, start: int, length: int, least: int) -> Iterator[Spo
 
 
 class _Window:
-    """A small part of a file, which moves to the offset that is requested."""
+    """A read buffer for a file. It holds the bytes around the last offset that was requested."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -1,7 +1,8 @@
 """`examine`: distinguish a torn tail from damage, and find the VOID after it.
 
-The writer of a torn record died, or its disk was full. Nothing is ever truncated: the next writer extends the file with
-zeros up to `void_place`, and appends a VOID there. See docs/format.md, "Torn tails".
+A torn record was not written completely, because its writer died or the disk was full. It is never truncated. The next
+writer extends the file with zeros up to `void_place`, and appends a VOID there: a record after which readers continue.
+See docs/format.md, "Torn tails".
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ _CHUNK = 1 << 20
 
 
 class Skip(NamedTuple):
-    """A VOID skips the bytes: the log continues at ``offset`` with ``chain``."""
+    """A verdict: the record is torn, and a VOID follows it. The log continues at ``offset`` with ``chain``."""
 
     offset: int
     chain: int
 
 
 class Torn(NamedTuple):
-    """The log ends with a torn record. The next writer appends its VOID at ``place``."""
+    """A verdict: the log ends with a torn record. The next writer appends a VOID at offset ``place``."""
 
     place: int
 
 
 class Damage(NamedTuple):
-    """Bytes at ``offset`` that no writer leaves, dead or alive. ``reason`` says what is wrong."""
+    """A verdict: the bytes at ``offset`` are neither a complete nor a torn record. ``reason`` says what is wrong."""
 
     offset: int
     reason: str
@@ -49,17 +50,16 @@ def void_place(end: int) -> int:
 
 
 class DeadlineReached(Exception):
-    """The deadline passed before all bytes after a bad record had been read."""
+    """Raised if the deadline passes before all bytes after a bad record were read."""
 
 
 class Zeros:
-    """The range of a file that is known to hold zeros only, so that each zero is read once.
-
-    A byte never changes once a process has seen an end of file after it, so a zero stays a zero.
+    """Searches a file for bytes that are not zero. Remembers the range of zeros that it has read, to read it once.
 
     Args:
-        is_sparse: whether to use SEEK_DATA of lseek(2). If a file system reported a hole in the place of data, records
-            would be missed. So SEEK_DATA is used only where it is known to be right: see `mount.Mount.reports_holes`.
+        is_sparse: whether to skip holes of the file (SEEK_DATA of lseek(2)). A file system that reports a hole where
+            data are would hide records, so this is true only on file systems that are known to be right: see
+            `mount.Mount.reports_holes`.
     """
 
     __slots__ = ("_end", "_start", "deadline", "is_sparse")
@@ -67,15 +67,15 @@ class Zeros:
     def __init__(self, *, is_sparse: bool = False) -> None:
         self.is_sparse = is_sparse
         self.deadline = float("inf")
-        """When to stop reading, on the monotonic clock."""
+        """When to stop reading (monotonic, in seconds)."""
         self._start = self._end = 0
 
     def forget(self) -> None:
-        """Forget the range, because it belongs to another file or may have been read from a stale cache."""
+        """Forget the range. The caller uses another file, or may have read the range from a stale cache."""
         self._start = self._end = 0
 
     def first_data(self, fd: int, start: int, end: int) -> int | None:
-        """Return the first offset in [start, end) whose byte is not zero, or None.
+        """Return the first offset in [start, end) whose byte is not zero; None if there is none.
 
         Raises:
             DeadlineReached: the deadline passed. The next call continues where this call stopped.
@@ -112,10 +112,10 @@ def _next_extent(fd: int, start: int, end: int) -> int:
 
 
 def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) -> Verdict:
-    """Return the verdict on the bytes at `offset`, which come after the last good record and are not a good record.
+    """Classify the bytes at `offset`, where the last good record ends and no good record begins.
 
-    `chain` is the chain after the last good record. The position of `fd` is moved, so nothing else may read from it.
-    Without the log's lock, a verdict of `Damage` may be wrong, because a writer may be appending at this moment.
+    `chain` is the chain after the last good record. The position of `fd` changes, so no other code may read from it.
+    Without the log's lock, the verdict `Damage` may be wrong, because a writer may be appending at this moment.
 
     Raises:
         DeadlineReached: the deadline of `zeros` passed.
@@ -154,7 +154,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
 
 
 def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Search for the VOID at `place`. If a torn VOID is there, search for the VOID after the torn VOID, and so on."""
+    """Look for the VOID at `place`. If the VOID there is torn too, look for the next VOID, and so on."""
     while True:
         found = zeros.first_data(fd, place, size)
         if found is None:
@@ -183,7 +183,7 @@ def _lost_sector(fd: int, start: int, end: int, size: int) -> bool:
 
 
 def _search(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Search for the VOID after a record whose prefix was lost in a power failure, so that its end is not known."""
+    """Search for the VOID after a record whose end is unknown, because a power failure has destroyed its prefix."""
     found = zeros.first_data(fd, place, size)
     while found is not None:
         found -= found % record.SECTOR
@@ -205,7 +205,7 @@ def _holds_record(data: bytes) -> bool:
 
 
 def _next_sector(offset: int) -> int:
-    """Return the first sector boundary that is not below `offset`."""
+    """Return the first sector boundary at or after `offset`."""
     return -(-offset // record.SECTOR) * record.SECTOR
 
 
@@ -215,9 +215,9 @@ def _holds_data(fd: int, start: int, end: int) -> bool:
 
 
 def read_at(fd: int, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes from `offset`, fewer only at the end of the file. This moves the position of `fd`.
+    """Return up to `size` bytes from `offset`, fewer only at the end of the file. The position of `fd` changes.
 
-    pread(2) is not used, because under pyfakefs it reads another file.
+    pread(2) is not used: under pyfakefs it would read a real file instead of the fake file.
     """
     system.os.lseek(fd, offset, 0)
     return safe_files.read_all(fd, size)

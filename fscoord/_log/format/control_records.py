@@ -28,15 +28,16 @@ class Session(NamedTuple):
 
     Attributes:
         host: the name of its host.
-        pid: the number of its process.
+        pid: the id of its process.
         start_time: when the process began, in clock ticks since boot; 0 if not known.
         boot_id: the id of the host's boot.
-        alive_id: the id of the liveness file in which the session holds a byte; zeros if it holds none.
+        alive_id: the id of the liveness file in which the session has locked a byte; zeros if it has locked none.
         rank: the rank of the session, or None.
         label: a text for people.
-        pid_space, time_space: the numbers of the namespaces in which ``pid`` and ``start_time`` count; 0 if not known.
+        pid_space, time_space: the ids of the namespaces to which ``pid`` and ``start_time`` refer; 0 if not known.
         world_size: the number of participants of the run, if the session is a participant; otherwise 0.
-        replaces: the earlier session of the same handle, which is not a participant any more; 0 if there is none.
+        replaces: the number of an earlier session of the same handle, which this session replaces as a participant; 0
+            if there is none.
         since_ns: the time of the record. It is not part of the value.
     """
 
@@ -63,7 +64,7 @@ class Session(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, since_ns: int = 0) -> Session:
-        """Return the session in `data`, the value of a SESSION record. Bytes of later versions are ignored.
+        """Return the session in `data`, the value of a SESSION record. Further bytes, of later versions, are ignored.
 
         Raises:
             MalformedRecord: `data` does not describe a session.
@@ -97,7 +98,7 @@ class Session(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its rank, if it has one, and its process."""
+        """The name of the session in messages: its host and pid, and its rank if it has one."""
         return str(self) if self.rank is None else f"rank {self.rank} ({self})"
 
 
@@ -107,7 +108,7 @@ class Failure(NamedTuple):
     Attributes:
         session: the participant.
         reason: the name of the exception by which it left; empty if it died.
-        is_previous: whether it failed in the run before, which therefore ended.
+        is_previous: whether the failure happened in the previous run, and ended that run.
         time_ns: the time of the record. It is not part of the value.
     """
 
@@ -142,7 +143,7 @@ class Failure(NamedTuple):
 
 
 def encode_death(number: int, alive_id: bytes) -> bytes:
-    """Return the value of a DEATH record for session `number`, whose record named the liveness file `alive_id`."""
+    """Return the value of a DEATH record for session `number`. `alive_id` is the id of the session's liveness file."""
     return _DEATH.pack(number, alive_id)
 
 
@@ -161,8 +162,8 @@ def decode_death(data: bytes) -> int:
 
 
 ControlRecord = Session | int | GenerationRef | Failure | None
-"""The content of a control record: a session that registers, the number of a dead session, the generation in which the
-log continues, or the failure of a participant. None for a record of any other kind."""
+"""The content of a record that `decode_control` returns: a session that registers (SESSION), the number of a dead
+session (DEATH), a later generation (SEAL, FORWARD), or a participant's failure (FAILURE). None for any other kind."""
 
 
 def decode_control(found: Record, generation: int, *, is_sealed: bool) -> ControlRecord:
@@ -174,7 +175,7 @@ def decode_control(found: Record, generation: int, *, is_sealed: bool) -> Contro
         is_sealed: whether a seal precedes the record in that generation.
 
     Raises:
-        MalformedRecord: the format does not allow the record, so no reader of this version can read on.
+        MalformedRecord: the format does not allow the record. A reader of this version must stop here.
     """
     kind, _, value, writer, time_ns = found
     if is_sealed and kind != record.FORWARD:

@@ -1,6 +1,7 @@
-"""`GenerationRef`: the reference to a later generation in a seal or a forward record, and the names of the files.
+"""`GenerationRef`: how a seal or a forward record refers to a later generation. Also the file names of generations.
 
-This module does no I/O.
+A seal is the last record of a generation. A forward record in generation 0 names a later generation, as a hint. This
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
 RANDOM_BYTES = 6
 NAME_MAX = 255
-"""The longest file name in bytes. No file system of Linux and no network file system allows a longer one."""
+"""The longest file name in bytes that any file system of Linux, or network file system, allows."""
 
 
 class GenerationRef(NamedTuple):
@@ -22,9 +23,9 @@ class GenerationRef(NamedTuple):
 
     Attributes:
         generation: the number of the generation, from 1 on.
-        log_id: the id in its header.
-        size: where its snapshot ends, in bytes from the start of the file; 0 in a forward record, which has no size.
-        chain: the chain at the end of the snapshot.
+        log_id: the ``log_id`` in its header.
+        size: the offset of the end of its snapshot, in bytes; 0 in a forward record, which does not contain it.
+        chain: the chain at the end of the snapshot; 0 in a forward record.
         name: the name of its file in the directory of the log.
     """
 
@@ -47,10 +48,10 @@ class GenerationRef(NamedTuple):
     def decode(cls, kind: int, value: bytes, sealed: int | None = None) -> GenerationRef:
         """Return the reference in `value`, the value of a SEAL or a FORWARD record. Bytes after the name are ignored.
 
+        If `sealed` is given, a SEAL must name generation `sealed` + 1, so that seals can't form a cycle.
+
         Raises:
-            MalformedRecord: `value` is not the value of a record of this kind, or it is that of a SEAL, `sealed` is
-                given, and it does not name generation `sealed` + 1. Without that check, a reader could follow a cycle
-                of seals for ever.
+            MalformedRecord: `value` is not the value of a record of this kind, or the SEAL names a wrong generation.
         """
         form, what = (_SEAL, "seal") if kind == SEAL else (_FORWARD, "forward record")
         if len(value) < form.size:
@@ -78,7 +79,7 @@ def generation_name(base: bytes, generation: int, random: bytes) -> bytes:
 
 
 def parse_generation_name(name: bytes, base: bytes | None = None) -> int | None:
-    """Return the number of the generation whose file is called `name`, or None if `name` is not such a file name.
+    """Return the generation's number from its file name `name`; None if `name` is not the file name of a generation.
 
     If `base` is given, the file must belong to the log whose own name is `base`.
     """

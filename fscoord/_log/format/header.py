@@ -1,8 +1,8 @@
 """`Header`: the first bytes of every file of a log. They identify the log that the file belongs to. Pure.
 
-Users rename, copy, archive and restore logs, so the name of a file does not prove to which log it belongs. An inode
-number alone does not prove it either, because file systems reuse inode numbers. The header therefore holds the lineage
-of the log, and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
+Users rename, copy, archive and restore logs, so the name of a file does not prove that it belongs to a log. Nor does an
+inode number alone, because file systems reuse inode numbers. The header therefore holds the lineage (the id of the
+log's first file), and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
 
 The header also holds the number of the run that the file belongs to, and the ids of this run and of earlier runs. They
 determine whether a handle joins the present run, begins a new run, or belongs to a superseded run.
@@ -18,23 +18,23 @@ from zlib import crc32
 from fscoord._log.format.record import KEY_MAX, VALUE_MAX, LogPosition, MalformedRecord
 
 RunId = tuple[bytes, int]
-"""The id of a job and its restart count. A count of -1 marks an id without an order."""
+"""``(job, restart count)``. The count is -1 (`OPAQUE`) if the user has given no count, so that runs have no order."""
 
 OPAQUE: Final = -1
 UNNAMED: Final[RunId] = (b"", OPAQUE)
-"""Stands for the id of a run without an id, if earlier runs of the log had one."""
+"""The run id in the header of a run without an id, if earlier runs of the log had ids."""
 
 JOB_MAX: Final = 255
 KEPT: Final = 100
-"""How many superseded run ids a header names. A handle with an older id is not refused, but begins a new run."""
+"""How many superseded run ids a header keeps. A handle with an older id begins a new run, and gets no error."""
 
 
 def parse_run_id(run_id: object) -> RunId | None:
-    """Return the run that `run_id` names: an id without an order, or a pair of a job and its restart count, or None.
+    """Convert a user's `run_id`: a str, a pair of a job's name and its restart count, or None.
 
     Raises:
-        TypeError: `run_id` is something else.
-        ValueError: the name is empty or longer than 255 bytes, or the count is negative.
+        TypeError: `run_id` has another type.
+        ValueError: the name is empty or longer than 255 bytes, or the count is negative or too large.
     """
     if run_id is None:
         return None
@@ -50,9 +50,9 @@ def parse_run_id(run_id: object) -> RunId | None:
 
 
 def classify_run(run_ids: tuple[RunId, ...], wanted: RunId) -> Literal["join", "stale", "new"]:
-    """Return whether a handle with the run id `wanted` joins the log, is stale, or begins a new run.
+    """Return whether a handle with the run id `wanted` joins the present run, is stale, or begins a new run.
 
-    `run_ids` come from the header: the id of the present run, then the ids that it superseded.
+    `run_ids` come from the header: the id of the present run, then the ids of runs that were superseded.
     """
     if run_ids[:1] == (wanted,):
         return "join"
@@ -64,7 +64,7 @@ def classify_run(run_ids: tuple[RunId, ...], wanted: RunId) -> Literal["join", "
 
 
 def supersede(run_ids: tuple[RunId, ...], run_id: RunId | None) -> tuple[RunId, ...]:
-    """Return the ids of the next header, in which a run with `run_id`, or without an id, supersedes all `run_ids`."""
+    """Return the run ids for the header of a new run, which has `run_id` (None: no id) and supersedes `run_ids`."""
     new = run_id or UNNAMED
     older = [known for known in run_ids if known != UNNAMED and (known[0], known[1] < 0) != (new[0], new[1] < 0)]
     return (new, *older[:KEPT]) if run_id or older else ()
@@ -94,13 +94,13 @@ class Header(NamedTuple):
         durable: whether every record is synced.
         generation: the number of this file.
         lineage: the id of the generation with which the log's lineage began.
-        root_inode: the inode number of generation 0 when this file was made; 0 where inode numbers do not last.
-        inode: the inode number of this file; 0 where inode numbers do not last.
-        created_ns: the time of its creation, by the wall clock of its maker.
-        key_max, value_max: the limits, in bytes.
-        run_ids: first the id of the run, or `UNNAMED`, then the ids that were superseded. Empty if no run of the log
-            had an id.
-        run: the number of the run: how many runs of the log came before it.
+        root_inode: the inode number of generation 0 when this file was created; 0 on a file system that does not keep
+            inode numbers.
+        inode: the inode number of this file; 0 on a file system that does not keep inode numbers.
+        created_ns: when the file was created (wall time in nanoseconds).
+        key_max, value_max: the longest key and value, in bytes.
+        run_ids: the id of the run, or `UNNAMED`, and then the ids of superseded runs. Empty if no run had an id.
+        run: how many runs of the log came before this one.
     """
 
     log_id: bytes
@@ -128,14 +128,14 @@ class Header(NamedTuple):
 
     @staticmethod
     def is_partial(data: bytes) -> bool:
-        """Return whether `data`, all bytes of a file, is empty, or an incomplete header too short to hold a record."""
+        """Return whether a file is empty or holds only a part of a header. `data` are all bytes of the file."""
         if len(data) >= HEADER_SIZE + 4:
             return False
         return not data or (data.startswith(MAGIC) and _START.startswith(data[: len(_START)]))
 
     @staticmethod
     def missing(data: bytes) -> int:
-        """Return how many bytes are missing from `data`, the beginning of a file, to complete its header."""
+        """Return how many bytes of the header follow `data`, the first bytes of a file. At most 0 if it is complete."""
         if len(data) < HEADER_SIZE:
             return HEADER_SIZE + 4 - len(data)
         size = int(_HEADER.unpack_from(data)[3])
@@ -143,7 +143,7 @@ class Header(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Header, LogPosition]:
-        """Return the header at the beginning of `data`, and its end. The chain begins with the header's checksum.
+        """Return the header at the beginning of `data`, and the position after it. The chain there is its checksum.
 
         Raises:
             MalformedRecord: `data` does not begin with a sound header; the text says why.
@@ -171,7 +171,7 @@ class Header(NamedTuple):
 
 
 class ForeignFile(MalformedRecord):
-    """The file does not begin as a log: another program wrote it, or its first bytes were overwritten."""
+    """Raised if a file does not begin like a log: another program wrote it, or its first bytes were overwritten."""
 
 
 def _check_version(data: bytes) -> None:
@@ -199,7 +199,7 @@ def _decode_run_ids(data: bytes, count: int) -> tuple[RunId, ...]:
 
 
 class Provenance(Enum):
-    """The relation of the newest file of a log to the generation 0 beside it."""
+    """Whether the newest file of a log and the generation 0 beside it are originals or copies."""
 
     OWN = "both are where they were made, or were moved together"
     COPY = "they were copied, or restored"
@@ -207,9 +207,9 @@ class Provenance(Enum):
 
 
 def provenance_of(header: Header, root_inode: int, inode: int) -> Provenance:
-    """Return how the file with `header` and inode number `inode` relates to generation 0 with inode `root_inode`.
+    """Compare the inode numbers in `header` with the present ones: `inode` of the file, `root_inode` of generation 0.
 
-    A number of 0, in the header or as an argument, stands for inode numbers that do not last. It is not compared.
+    A number of 0 is not compared. It means that the file system does not keep inode numbers.
     """
     if 0 not in (header.root_inode, root_inode) and header.root_inode != root_inode:
         return Provenance.OTHER_ROOT if header.generation else Provenance.COPY
@@ -217,7 +217,7 @@ def provenance_of(header: Header, root_inode: int, inode: int) -> Provenance:
 
 
 class LogIdentity(NamedTuple):
-    """The ``lineage`` and ``root_inode`` that the headers of all files of one log have in common."""
+    """The ``lineage`` and ``root_inode`` of a log, the same in the headers of all its files."""
 
     lineage: bytes
     root_inode: int
@@ -225,7 +225,7 @@ class LogIdentity(NamedTuple):
     def owns(self, header: Header, inode: int) -> bool:
         """Return whether the file with `header` and inode number `inode` provably belongs to the log.
 
-        Only such a file may be removed. Where inode numbers do not last, the result is always False.
+        Only such a file may be removed. The result is False if the file system does not keep inode numbers.
         """
         claimed = (header.lineage, header.root_inode, header.inode)
         return claimed == (self.lineage, self.root_inode, inode) and 0 not in (self.root_inode, inode)

@@ -4,13 +4,13 @@ The *chain* is one CRC-32 over the bytes of a file in their order, from the end 
 the chain of all bytes before that checksum. One call of `crc32` therefore verifies any number of consecutive records:
 only the last checksum is compared, because it depends on every byte before it.
 
-A checksum directly after the bytes that it covers would reset the CRC, since the CRC-32 of ``data + crc32(data)`` is a
-constant. So one byte lies between the two, and the chain still depends on everything before it. (LevelDB masks its
-checksums for the same reason, see its doc/log_format.md.)
+The CRC-32 of ``data + crc32(data)`` is a constant, so a checksum directly after the data that it covers would reset the
+chain. One byte between them prevents that. (LevelDB masks its checksums for the same reason, see its
+doc/log_format.md.)
 
-A torn record can be distinguished from a damaged one only if its length is known before its checksum is verified. So
-the length has a check of its own, which depends on the chain. The last byte of a record is never zero, nor one bit away
-from zero, so zeros that are appended to a torn record can't complete it.
+To distinguish a torn record from a damaged record, a reader must know its length before it verifies the checksum. So
+the length has a check of its own, which depends on the chain. The last byte of a record differs from zero in at least
+two bits. So zeros after a torn record can't complete it, even if one bit is flipped.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ NAMES: Final = {
 }
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
 _NEVER_MET: Final = frozenset({0, VOID})
-"""Kinds at which `decode` stops. A VOID counts only where `torn_tail.examine` looks for it."""
+"""Kinds at which `decode` stops. Only `torn_tail.examine` looks for a VOID."""
 
 LIKELY: Final = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL)
-"""Where a record may begin: a length below 2^28, a writer below 2^24, a key below 1,280, and a letter as its kind."""
+"""Matches where a record may begin: length below 2^28, writer below 2^24, key size below 1,280, a letter as kind."""
 
 _PREFIX = Struct("<II")  # length of the record, check
 _HEAD = Struct("<IIIQHB")  # as _PREFIX; then writer, wall time in ns, length of the key, kind
@@ -92,14 +92,13 @@ SECTOR: Final = 512
 VOID_SIZE: Final = RECORD_MIN + 8
 
 Record = tuple[int, bytes, bytes, int, int]
-"""Kind, key, value, writer, wall time in ns since the epoch."""
+"""``(kind, key, value, writer, time)``. The writer is a session number, the time is in nanoseconds since the epoch."""
 
 
 class MalformedRecord(Exception):
-    """A header, or the key or value of a record, has a correct checksum but is not what the format allows.
+    """Raised if the format does not allow a header or record although its checksum is right. The text is the reason.
 
-    The text is a clause that gives the reason. This class is not a `ValueError`: a signal handler may raise a
-    ValueError while a record is decoded, and such an error is not damage.
+    This class is not a `ValueError`, because a signal handler may raise a ValueError while a record is decoded.
     """
 
 
@@ -121,7 +120,7 @@ _unpack_pair, _PAIR_SIZE = _PAIR.unpack_from, _PAIR.size
 def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
     """Return a record as bytes, and the chain after it.
 
-    `chain` is the chain before the record: the chain returned for the previous record, or the checksum of the header.
+    `chain` is the chain before the record: the one returned for the previous record, or the header's checksum.
     """
     size = len(key)
     length = RECORD_MIN + size + len(value)
@@ -208,16 +207,16 @@ def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], in
 
 
 def _has_no_writer(data: bytes, position: int) -> bool:
-    """Return whether the record at `position` in `data` names session 0, or zeros follow its prefix.
+    """Return whether the writer of the record at `position` in `data` is 0. Such a record is torn.
 
-    No reader meets such a record, except in a torn tail. There, a single flipped bit may have made a partly written
-    prefix look sound. The file then seems to end within that record, and a reader would wait for the rest.
+    Its prefix was partly written, and may look sound because of a flipped bit. Then the file seems to end within the
+    record, and without this check a reader would wait for the rest.
     """
     return data[position + PREFIX_SIZE : position + PREFIX_SIZE + 4] == b"\0\0\0\0"
 
 
 def end_of_first(data: bytes, kind: int) -> int:
-    """Return the end of the first record of `kind` in `data`. The records up to that end are sound."""
+    """Return the end of the first record of `kind` in `data`, which begins with sound records up to that end."""
     position = 0
     while True:
         found = data[position + KIND_AT]
@@ -241,7 +240,7 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
 def chain_if_sound(data: bytes, start: int) -> int | None:
     """Return the chain before the record at `start` in `data`; None if no sound record begins there.
 
-    The check of the length is right for exactly one chain. So a record is found without the records before it.
+    The chain is computed from the length of the record and the check of the length, without the records before.
     """
     if len(data) - start < RECORD_MIN:
         return None
@@ -277,19 +276,19 @@ def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
 
 
 def is_torn_void(data: bytes) -> bool:
-    """Return whether `data` may be a VOID whose last part was never written. `data` is not longer than a VOID."""
+    """Return whether `data`, which is not longer than a VOID, may be a VOID whose last bytes were never written."""
     return data[:4].ljust(4, b"\0") == VOID_SIZE.to_bytes(4, "little") and not any(data[VOID_SIZE - 1 :])
 
 
 def decode_unverified(data: bytes) -> tuple[int, bytes, int, int, int]:
-    """Return kind, key, size of the value, writer and time of `data`, a record whose checksum is wrong."""
+    """Return ``(kind, key, size of the value, writer, time)`` of `data`, a record whose checksum is wrong."""
     _, _, writer, time_ns, key_size, kind = unpack_head(data)
     key = data[HEAD_SIZE:-TAIL_SIZE][:key_size]
     return kind, key, len(data) - RECORD_MIN - len(key), writer, time_ns
 
 
 def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the value of a MULTI_SET record."""
+    """Return the value of a MULTI_SET record that sets `pairs`."""
     parts: list[bytes] = []
     for key, value in pairs:
         parts += (_PAIR.pack(len(key), len(value)), key, value)
@@ -302,9 +301,9 @@ def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def decode_pairs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values in `data`, the value of a MULTI_SET record.
+    """Yield each (key, value) in `data`, the value of a MULTI_SET record.
 
-    They are not all in memory at once: an empty key with an empty value has 6 bytes in `data`, and 72 in a list.
+    This is a generator, because a list of short pairs would take up to 12 times the memory of `data`.
 
     Raises:
         MalformedRecord: `data` is not the value of a MULTI_SET record, or a key or value in it exceeds its limit.

@@ -1,8 +1,8 @@
-"""`WaitSlot`: the bytes in which a session shows its wait, one slot of the file of wait slots. Pure: no I/O, no clock.
+"""`WaitSlot`: encode and decode the slot in which a session shows what it waits for. Pure: no I/O, no clock.
 
-A slot is a hint for people. A process that is killed leaves its slot behind, and a reader may meet a slot that is being
-written. So a slot has a checksum over all of its bytes, and it names its session as the session's record does. A reader
-ignores a slot that does not fit. The bytes are specified in ``docs/format.md``.
+A slot is a hint for people. It may be stale, because a killed process does not clear its slot, or partly written. So it
+has a checksum, and contains the identity of its session. A reader ignores a slot whose checksum or session is wrong.
+``docs/format.md`` specifies the bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class WaitSlot(NamedTuple):
 
     Attributes:
         number: the number of the session.
-        pid, start_time, boot_id, since_ns: as in the record of the session (`Session`).
+        pid, start_time, boot_id, since_ns: the same as in the session's record (`Session`).
         more: how many further waits the session has.
         began_ns: when the wait began, by the wall clock of its host.
         began_monotonic_ns: when the wait began, by the monotonic clock of its host.
-        kind: the kind of object that is waited for, such as ``barrier``.
-        name: the name of that object; empty if only the keys are known.
+        kind: the kind of object for which the session waits, such as ``barrier``.
+        name: the name of the object; empty if only the keys are known.
         size: how many ranks must arrive at the object; 0 if unknown.
-        keys: the keys that are missing, as far as they fit.
-        key_count: how many keys are missing.
+        keys: the keys for which the session waits, as many as fit into the slot.
+        key_count: for how many keys the session waits.
     """
 
     number: int
@@ -109,7 +109,7 @@ class WaitSlot(NamedTuple):
         )
 
     def is_of(self, number: int, session: Session) -> bool:
-        """Return whether the slot is that of session `number`. Otherwise it is stale: an earlier run has left it."""
+        """Return whether session `number` wrote this slot. Otherwise the slot is stale: an earlier run has left it."""
         mine = (self.number, self.pid, self.start_time, self.boot_id, self.since_ns)
         return mine == (number, session.pid, session.start_time, session.boot_id, session.since_ns)
 

@@ -1,8 +1,8 @@
 """`Compactor`: continue a log in a new generation, which holds the state and not the history.
 
 The new generation is a file of its own. It is written, synced and locked before any record names it. Then one record,
-the seal, ends the old generation and names the new one. Only the seal commits. Nothing is renamed, and after a crash
-nothing has to be repaired: see `Compactor._commit`, and `docs/architecture/operations.md` for the whole table.
+the seal, ends the old generation and names the new one. The seal is the commit: no file is renamed, and no crash leaves
+anything to repair. See `Compactor._commit`, and the table in `docs/architecture/operations.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
 MOVED: Final[Any] = object()
-"""The result of an attempt that ended because the log continues in another file."""
+"""The result of an attempt at a transaction that must be repeated, because the log continues in another file."""
 
 
 class Compactor:
@@ -48,10 +48,11 @@ class Compactor:
         self._refused_by: int | None = None  # the error number of the last failure, which was logged
 
     def compact_if_due(self, more: int) -> bool:
-        """Compact, before `more` bytes are written, if that is worth its cost. Return whether a compaction was tried.
+        """Compact if that saves enough space. Return whether a compaction was tried.
 
-        A compaction that fails, for example on a full disk, is logged and does not fail the write. The first write to
-        a copy of a log needs a file of its own, so there the error of the compaction is raised.
+        `more` is how many bytes the caller is about to write. A compaction that fails, for example on a full disk, is
+        logged, and the write goes on. In a copy of a log, the error is raised, because the first write to the copy
+        needs a new generation.
         """
         handle = self._handle
         if handle.is_copy:
@@ -81,10 +82,10 @@ class Compactor:
         return True
 
     def compact(self) -> None:
-        """Seal the generation in use and create the next, which the next operation of this handle enters.
+        """Create the next generation, and seal the generation in use. The caller then enters the next generation.
 
         Raises:
-            OSError, FscoordError: no new generation was made, unless the error has ``maybe_applied``.
+            OSError, FscoordError: the log still uses the old generation, unless the error has ``maybe_applied``.
         """
         handle = self._handle
         handle.recovery = POSITION
@@ -103,17 +104,17 @@ class Compactor:
             recorder.end_later(span, "done")
 
     def begin_run(self, run_ids: tuple[RunId, ...], dead: int) -> None:
-        """Seal the generation in use, and begin the next run of the log in an empty generation.
+        """Begin the next run of the log in an empty generation, and seal the generation in use.
 
-        The new generation keeps the failure that ended the run before, if there was one.
+        If a failure ended the previous run, the new generation contains a record of it.
 
         Args:
-            run_ids: the ids of the next header.
-            dead: a participant whose death is to be recorded in the run that ends; 0: none.
+            run_ids: the run ids for the header of the new generation.
+            dead: the session number of a participant whose death is recorded before the run ends; 0: none.
 
         Raises:
             StoreGoneError: the log was removed.
-            OSError, FscoordError: no new generation was made, unless the error has ``maybe_applied``.
+            OSError, FscoordError: the log still uses the old generation, unless the error has ``maybe_applied``.
         """
         handle = self._handle
         handle.recovery = POSITION
@@ -129,13 +130,13 @@ class Compactor:
         entries: list[Record] = []
         if table.failure is not None:
             entries.append(_entry_of(table.failure._replace(is_previous=True), session))
-        # No session of the log so far goes on, so for the next reader no session has written yet.
+        # No session continues in the new run, so the new generation says that no session has written yet.
         if table.keeps_times:
             entries.append((record.LAST_TIME, b"", b"", session, 0))
         self._commit(header, entries, session)
 
     def _next_header(self) -> Header:
-        """Return the header of the next generation, without the inode number of its file."""
+        """Return the header of the next generation. The caller sets ``inode`` when the file exists."""
         handle = self._handle
         log_id = system.random_bytes(16)
         return handle.header._replace(
@@ -151,11 +152,13 @@ class Compactor:
 
         The order is: a LEAVE record for each participant that has left, the sessions and deaths that the table keeps,
         the failures, a BELL record for each BELL record so far, the data, and the time of each session's last record.
-        (A reader that met a death before the LEAVE of the same session would take it for a failure.) The writer of a
-        record of a session, and of its last time, is that session. The writer of every other record is `session`.
+        LEAVE records come first, because a reader takes the death of a participant that has not left for a failure.
+
+        SESSION, LEAVE and LAST_TIME records have the session that they describe as their writer. All other records have
+        `session` as their writer.
         """
         table = self._handle.table
-        # If times are kept, no other record of this session has this one; see `SessionTable.times`.
+        # If times are kept, each record of this session needs a time of its own; see `SessionTable.times`.
         now = self._writer.next_time() if table.keeps_times else system.wall_time_ns()
         for number in sorted(table.left):
             yield record.LEAVE, b"", b"", number, now
@@ -175,11 +178,11 @@ class Compactor:
             yield record.LAST_TIME, b"", b"", number, time_ns
 
     def _record_deaths(self, session: int) -> None:
-        """Probe the sessions, and record the deaths that are found, so that the snapshot can leave those sessions out.
+        """Probe all sessions, and record the deaths that are found. The snapshot leaves dead sessions out.
 
-        The death records are written to the generation that is sealed. A handle whose session the snapshot leaves out
-        reads them there. Only liveness bytes are probed, and not processes. A probe of a process opens descriptors,
-        which an interruption would leak.
+        The death records are written to the old generation, so that the handle of such a session reads its death there.
+        Only liveness bytes are probed, not processes: a probe of a process opens descriptors, which an interruption
+        would leak.
         """
         alive, table = self._liveness.file, self._handle.table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)
@@ -198,12 +201,12 @@ class Compactor:
     def _commit(self, header: Header, entries: Iterable[Record], session: int) -> None:
         """Write a generation with `header` and `entries`, and seal the generation in use.
 
-        A crash, at any line, leaves a log that needs no repair:
+        A crash at any line leaves a log that needs no repair:
 
-        - Before the seal: the old generation is in use. The new file is an orphan, which no record names. A later
-          compaction removes it once its lock is free.
+        - Before the seal: the old generation is in use. No record names the new file, which is an orphan. A later
+          compaction removes the orphan when its lock is free.
         - After the seal, before the forward record: every opener follows the seals to the new generation. The next
-          compaction appends a forward record, which names a generation that is newer still.
+          compaction appends a forward record that names the generation that it creates.
         - After the forward record, before the removal: the superseded file stays. A later compaction removes it.
         """
         handle = self._handle

@@ -1,8 +1,8 @@
 """`GenerationFollower`: open a log in its newest generation, and follow its seals from one generation to the next.
 
-A handle that has read all of a sealed generation continues after the snapshot of the next, and reads nothing twice. If
-the next generation was removed, the log has been compacted more than once since. The handle then looks up the newest
-generation in generation 0, and reads it from its first record.
+A seal is the last record of a generation, and names the next. A handle that has read a seal continues in the next
+generation, after its snapshot, so it reads nothing twice. If the next generation was removed, the log has been
+compacted again. The handle then finds the newest generation in generation 0, and reads it from its first record.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class GenerationFollower:
 
     Attributes:
         run: the number of the run that the handle has joined. Set by `settle`.
-        forwarded: the position in generation 0 up to which this handle has read or appended forward records; None
-            before the handle has read the seal.
+        forwarded: the position in generation 0 up to which this handle has read or appended forward records (records
+            that name a later generation). None until the handle has read the seal of generation 0.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, large_values: LargeValues) -> None:
@@ -53,7 +53,8 @@ class GenerationFollower:
         """Open the log in its newest generation. A missing log is created with its header.
 
         Args:
-            opened_lock: called as soon as `HandleState.lock` is set. From then on a forked child must renew the lock.
+            opened_lock: a function that is called as soon as `HandleState.lock` is set. From then on, a forked child
+                must renew the lock.
         """
         handle, options = self._handle, self._handle.options
         opened = open_log(handle.path, options, handle.read_flags, handle.write_flags, handle.owned_fds)
@@ -78,7 +79,8 @@ class GenerationFollower:
     def open_again(self) -> None:
         """Open new descriptors of the same generation, after a fork, or after the server has forgotten the file.
 
-        If the log is gone, this method raises an error, and does not create the log again.
+        Raises:
+            StoreGoneError: the log is gone. It is not created again.
         """
         handle = self._handle
         handle.lock.close()
@@ -102,7 +104,7 @@ class GenerationFollower:
     # -- from one generation to the next ---------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Continue after the snapshot of the generation that the seal names. The caller has just read the seal."""
+        """Enter the generation that ``handle.seal`` names, after its snapshot. The caller has just read the seal."""
         handle, seal = self._handle, self._handle.seal
         assert seal is not None, "the caller has read a seal"
         if handle.header.generation == 0:
@@ -145,10 +147,10 @@ class GenerationFollower:
         handle.recovery = POSITION
 
     def _newest(self, fd: int) -> GenerationRef | None:
-        """Return the newest generation that `fd`, the file of generation 0, names, or None.
+        """Return the newest generation that a record in generation 0 names; None if there is none.
 
-        Read from the position `forwarded` on. If no record after `forwarded` names a generation, read from the
-        beginning.
+        `fd` is a descriptor of generation 0. It is read from `forwarded` on, or from the beginning if no record after
+        `forwarded` names a generation.
         """
         for start in (self.forwarded, self._handle.root.start):
             if start is not None:
@@ -167,9 +169,9 @@ class GenerationFollower:
         )
 
     def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
-        """Continue in the file of `successor`, at `place` or after its header; return False if the file is missing.
+        """Make `successor` the generation in use, at `place` or after its header. Return False if its file is missing.
 
-        The file is opened and checked first. Until both steps have succeeded, the handle does not change.
+        The file is opened and checked before the handle changes.
         """
         handle = self._handle
         file = safe_files.beside(handle.path, successor.name)
@@ -190,8 +192,8 @@ class GenerationFollower:
         if handle.is_settled and header.run != self.run:
             raise self.superseded(header)
         is_new = header.run != handle.header.run
-        # From here until the flag is restored, the attributes are partly of the old generation and partly of the new.
-        # An exception leaves the flag set, and recovery starts from generation 0.
+        # Until the flag is restored, some attributes belong to the old generation and some to the new. An exception
+        # leaves the flag set, and recovery starts from generation 0.
         recovery, handle.recovery = handle.recovery, handle.recovery | GENERATION
         handle.root_fd = root_fd
         self._switch(file, reader, writer, header, start)
@@ -210,7 +212,7 @@ class GenerationFollower:
         return True
 
     def _first_compaction(self) -> float:
-        """Return the length from which the generation that was just entered is compacted; 0 for a copy of a log."""
+        """Return the file length in bytes from which the generation in use is compacted; 0 for a copy of a log."""
         handle = self._handle
         least = handle.options.compact_bytes
         if handle.is_copy:
@@ -218,10 +220,10 @@ class GenerationFollower:
         return max(least, 2 * handle.offset) if least and handle.header.generation else least or NEVER
 
     def _switch(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
-        """Make `file` the generation in use. The position in it is unknown until the caller seeks.
+        """Make `file` the generation in use. The caller then seeks.
 
-        The new descriptors replace the old descriptors before these are closed. Otherwise an interruption could leave
-        the handle with the number of a closed descriptor, which another file may get.
+        The handle gets the new descriptors before the old ones are closed. Otherwise an interruption could leave it
+        with the number of a closed descriptor, which another file may get.
         """
         handle = self._handle
         found = system.os.fstat(reader)
@@ -242,7 +244,7 @@ class GenerationFollower:
         self.run, self._handle.is_settled = self._handle.header.run, True
 
     def superseded(self, by: Header) -> StaleRunError:
-        """End the handle, because a later run has begun, and return the error. `by` is the header of the run."""
+        """End the handle because a later run, whose header is `by`, has begun. Return the error."""
         table = self._handle.table
         job, count = by.run_ids[0] if by.run_ids else UNNAMED
         name = f"run {job.decode('utf-8', 'replace')!r}" if job else "a new start of the job"
@@ -253,9 +255,9 @@ class GenerationFollower:
         return self._handle.over(StaleRunError, f"belongs to {name} by now{place}{why}; end this process")
 
     def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
-        """Return the header of the generation that `successor` names, its end, and whether the file is a copy.
+        """Return (header, its end, whether the file is a copy) for the file `fd` of the generation `successor`.
 
-        A reference is a hint. So the header must have the id and the number that `successor` names.
+        `successor` is a hint, so the id and the number in the header are compared with it.
         """
         handle = self._handle
         try:

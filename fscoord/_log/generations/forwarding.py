@@ -1,13 +1,12 @@
 """Forward records: records after the seal of generation 0 that name the newest generation of a log.
 
 Generation 0 keeps the log's own name and is never removed. Each later generation is a file of its own, which the seal
-of its predecessor names. After the seal of a later generation, a forward record is appended to generation 0. So an
-opener need not follow every seal, and superseded generations can be removed. A forward record is a hint: a process that
-follows a forward record checks the id of the file, and then follows the seals from that file.
+of its predecessor names. When a later generation is sealed, a forward record is appended to generation 0. So an opener
+need not follow every seal, and superseded generations can be removed. A forward record is a hint: a process that
+follows it checks the id of the file, and then follows the seals from that file on.
 
-Whether the log is durable or not, generation 0 is synced before a forward record is written, and again after it. So a
-power failure can tear only the last forward record, and its torn bytes can be distinguished from damage as in a durable
-log.
+Generation 0 is synced before and after each forward record, even if the log is not durable. So a power failure can tear
+only the last forward record, and `torn_tail.examine` can distinguish it from damage as in a durable log.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ _HINT_BYTES = 512
 _TRIES = 200
 _PAUSE_S = 0.0005
 ORPHAN_MAX: Final = 1 << 20
-"""The maximum size, in bytes, of a file of zeros that counts as a file whose content a power failure has lost."""
+"""The largest file of zeros, in bytes, that may be removed. A power failure leaves such a file if it was not synced."""
 
 
 def hint(fd: int) -> GenerationRef | None:
-    """Return the generation that the forward record at the very end of the log `fd` names, or None if there is none.
+    """Return the generation that the last record of generation 0 names, if it is a forward record; otherwise None.
 
-    The bytes before that record are not read. So only its own checksum is verified, and not its place in the chain.
+    `fd` is a descriptor of generation 0. Only the end of the file is read, so only the record's own checksum is
+    verified, and not the chain of all records.
     """
     size = system.os.fstat(fd).st_size
     system.os.lseek(fd, max(0, size - _HINT_BYTES), 0)
@@ -57,13 +57,12 @@ def hint(fd: int) -> GenerationRef | None:
 
 
 def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPosition, bool]:
-    """Read the log `fd` from `start` on, to its end or to the first bytes that are not a good record.
+    """Find the last record in generation 0 that names a later generation. Read from `start` to the last good record.
 
     This function does not report damage. A handle that reads the log reports it.
 
     Returns:
-        The generation that is named last, or None; the end of the last good record; and whether other bytes come after
-        that record.
+        The named generation or None, the end of the last good record, and whether other bytes follow that record.
     """
     system.os.lseek(fd, start.offset, 0)
     found: GenerationRef | None = None
@@ -98,16 +97,16 @@ def post(
     Args:
         handle: the state of the handle that writes the record.
         successor: the generation to name.
-        writer: the session that writes the record.
-        time_ns: the time of the record.
-        known: the position that an earlier call returned. Bytes before it never change, so they are not read again.
+        writer: the number of the session that writes the record.
+        time_ns: the time of the record (wall time in nanoseconds).
+        known: the position that an earlier call returned. The bytes before it are not read again.
 
     Returns:
-        The position after the last record. None if the lock of generation 0 was not free soon; the next compaction
-        then appends a forward record.
+        The position after the last record; None if nothing was written because another process held the lock of
+        generation 0. The next compaction then appends a forward record.
 
     Raises:
-        OSError: a system call failed. The record may be torn; the next call appends a void after it.
+        OSError: a system call failed. The record may be torn; then the next call appends a VOID after it.
         MalformedRecord: the file at the log's path is not this log any more.
     """
     path, root = handle.path, handle.root
@@ -175,10 +174,9 @@ def _void(fd: int, reader: int, place: LogPosition) -> LogPosition:
 
 
 def find_root(path: str, header: Header, log_id: bytes) -> str | None:
-    """Return the path of the generation 0 for which the file with `header` was made, or None.
+    """Return the path of the generation 0 to which the file with `header` belongs; None if it is not found.
 
-    Only the directory of `path` is searched. Records name files without a directory, so a generation 0 in another
-    directory names other files.
+    Only the directory of `path` is searched, because all generations of a log are in one directory.
     """
     directory = system.os.path.dirname(path)
     # One chain of C calls opens, reads and closes the directory (rule 1 in `interrupts`): a signal handler may raise,
@@ -196,7 +194,7 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
 
 
 def later_files(path: str) -> list[tuple[int, str]]:
-    """Return number and path of each file beside the log at `path` that is named like one of its later generations."""
+    """Return (number, path) of each file beside the log at `path` that is named like one of its later generations."""
     directory, base = system.os.path.split(path)
     encode, found = system.os.fsencode, []
     for name in sorted(system.os.listdir(directory)):
@@ -207,13 +205,13 @@ def later_files(path: str) -> list[tuple[int, str]]:
 
 
 def remove_superseded(handle: HandleState, owner: LogIdentity, newest: GenerationRef, before: bytes | None) -> None:
-    """Remove generation `before`, which a forward record has superseded, and the orphans of the log.
+    """Remove the superseded generation, whose file name is `before`, and the orphans of the log.
 
-    The caller holds the locks of `newest` and of the generation before it. So no seal will ever name any other file
-    that is unlocked: such a file is an orphan, whose maker died before it wrote the seal.
+    An orphan is a generation whose creator died before it wrote the seal that names it. The caller holds the locks of
+    `newest` and of the generation before it, so any other file of the log that is unlocked is an orphan.
 
-    The name of a file proves nothing. So only files that belong to `owner`, and files without content, are removed. A
-    file of a higher generation stays: it can only come from a log that was restored from a backup.
+    A name does not prove that a file belongs to the log. So only files that belong to `owner`, and files without
+    content, are removed. A file of a higher generation than `newest` comes from a restored backup, and stays.
     """
     epoch, kind = system.process_epoch(), handle.root.header.lock_kind
     directory, base = system.os.path.split(handle.path)
@@ -230,7 +228,7 @@ def remove_superseded(handle: HandleState, owner: LogIdentity, newest: Generatio
 
 
 def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned_fds: set[int]) -> bool:
-    """Return whether `file` belongs to `owner` and is not newer than generation `newest`, or has no content."""
+    """Return whether `file` has no content, or belongs to `owner` and is generation `newest` or an older one."""
     with ignoring(OSError, InsecurePathError, MalformedRecord):
         fd = safe_files.open_descriptor(file, reading, owned_fds=owned_fds)
         with safe_files.closing_owned(fd, owned_fds):
@@ -260,9 +258,9 @@ def _is_unlocked(handle: HandleState, file: str) -> bool:
 def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], object]) -> None:
     """Remove the files of a finished log, as far as possible. The log has ended even if some files remain.
 
-    The caller holds the log lock. As soon as the log's path is removed, another log may be created there. So
-    ``clear(path)`` first removes the files beside the log. A later generation is removed if its file existed before the
-    path was removed, and belongs to `owner`.
+    The caller holds the log lock. The function first calls ``clear(path)``, which removes the files beside the log, and
+    then removes the log's path. From then on, another process may create a log there. So it then removes only files
+    that it found before, and that belong to `owner`.
     """
     epoch, path = system.process_epoch(), handle.path
     with ignoring(OSError, MalformedRecord, InsecurePathError):

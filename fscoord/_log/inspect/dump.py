@@ -23,14 +23,15 @@ class Entry(NamedTuple):
     """A record of a log.
 
     Attributes:
-        offset: where it begins, in bytes from the start of the file.
+        offset: where the record begins, in bytes from the start of the file.
         kind: the name of the operation.
-        writer: the number of the session that wrote it.
-        time: the time by the writer's wall clock, in seconds since the epoch. It is for people only.
-        key: the key, empty for a record without one.
-        value: the value. For some kinds it is a text: for ``void`` the offset that is skipped, for ``session`` the
-            session's ``host:pid``, rank and label, and for ``seal`` and ``forward`` the name of the next file.
-        generation: the number of the file; 0 has the log's own name.
+        writer: the number of the session that wrote the record.
+        time: when the record was written, by the writer's wall clock, in seconds since the epoch. It is for people
+            only.
+        key: the key; empty if the record has none.
+        value: the value. For some kinds it is a text: for ``void`` the offset of the torn record that it skips, for
+            ``session`` the session's ``host:pid``, rank and label, for ``seal`` and ``forward`` the next file's name.
+        generation: the number of the file that holds the record. Number 0 is the file at the log's own path.
     """
 
     offset: int
@@ -43,10 +44,10 @@ class Entry(NamedTuple):
 
 
 def dump(path: FilePath) -> Generator[Entry, None, None]:
-    """Yield the records of generation 0 of the log at `path`, then of its newest generation. Take no lock.
+    """Yield the records of generation 0 of the log at `path`, and then those of its newest generation.
 
-    The generations between these two do not exist any more. The newest generation begins with a snapshot of their
-    state. Nothing is written.
+    The generations between these two do not exist any more. The newest generation begins with a snapshot of the state
+    at its creation. No lock is taken, and nothing is written.
 
     Raises:
         StoreUnavailableError: a file can't be opened or read, or no writer has opened the log yet.
@@ -78,7 +79,7 @@ def _dump(path: str) -> Generator[Entry, None, None]:
 
 
 def _read_header(path: str, file: str, fd: int, named: GenerationRef | None) -> tuple[Header, LogPosition]:
-    """Return the header of generation 0, or of the generation `named`, and the end of the header."""
+    """Return (header, position after it) of generation 0 if `named` is None, otherwise of generation `named`."""
     safe_files.check(file, fd, 0, read_only=True)
     data = read_header(fd)
     if named is None and Header.is_partial(data):
@@ -115,7 +116,7 @@ def _records(
             yield _void(fd, segment.end - record.VOID_SIZE, chain, header.generation)
         elif isinstance(segment, Damaged):
             raise safe_files.damaged(path, file, segment.offset, segment.reason)
-        chain = scan.place.chain  # a torn record is the last segment: it may still be in writing
+        chain = scan.place.chain  # a torn record is the last segment: its writer may still be writing it
     return newest
 
 

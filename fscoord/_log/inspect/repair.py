@@ -1,7 +1,7 @@
 """`repair` and `copy`: write the sound records of a log to a new log, and report each record that is left out.
 
-The files of the damaged log are only read. By default the records after the first damage are left out as well: the copy
-then holds a state that the store has really had.
+The old log is only read. By default, all records after the first damage are left out as well. So the copy holds a state
+that the store really had at some time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from fscoord.errors import CorruptLogError, FscoordError
 
 
 def write_copy(path: str, header: Header, mode: int, records: Iterable[Record]) -> None:
-    """Write a log to a new file, sync the file, and publish it under `path`. If that fails, nothing is left.
+    """Write a log to a new file at `path`. The file appears when it is complete and synced, or not at all.
 
     Args:
-        path: the path at which the finished log appears.
-        header: the header to begin with; a new lineage begins with this log.
+        path: the path of the new log.
+        header: the header of the new log. Its lineage is replaced by a new one.
         mode: the permissions of the file.
-        records: the records of the log, with their own writers and times.
+        records: the records of the log. They keep their writers and times.
 
     Raises:
         ValueError: a file exists at the path by now. It is not overwritten.
@@ -63,7 +63,7 @@ def write_copy(path: str, header: Header, mode: int, records: Iterable[Record]) 
 _OF_THIS_FILE: Final = frozenset(
     (record.BELL, record.SEAL, record.FORWARD, record.LAST_TIME, record.LEAVE, record.FAILURE)
 )
-"""Kinds that describe the files and the participants of a log, and have no meaning in another log."""
+"""The kinds of records that describe one log's files and participants. A copy must not contain them."""
 
 NEVER_FINISHED: Final = "it was never finished, and no success was reported for it"
 
@@ -72,17 +72,17 @@ class Skipped(NamedTuple):
     """A record that is not in the copy, or bytes that can't be read as a record.
 
     Attributes:
-        file: the path of the file that holds it.
-        offset: where it begins in the file, in bytes.
-        size: its length in bytes.
-        why: why it is left out.
-        kind: the name of the operation; ``""`` if that is not known.
-        key: its key.
-        writer: the number of the session that wrote it, 0 if not known.
-        time: the time by the writer's wall clock, in seconds since the epoch.
-        value_size: the length of its value in bytes.
-        is_certain: whether the record's checksum confirms kind, key, writer, time and size. Otherwise these fields are
-            decoded from damaged bytes.
+        file: the path of the file that holds the record.
+        offset: where the record begins in the file, in bytes.
+        size: the length of the record in bytes.
+        why: why the record is left out.
+        kind: the name of the operation; ``""`` if it is not known.
+        key: the key of the record.
+        writer: the number of the session that wrote the record; 0 if it is not known.
+        time: when the record was written, by the writer's wall clock, in seconds since the epoch.
+        value_size: the length of the value in bytes.
+        is_certain: whether the record's checksum is right. If not, kind, key, writer, time and value_size are decoded
+            from damaged bytes.
     """
 
     file: str
@@ -107,11 +107,11 @@ class Repair(NamedTuple):
         path: the path of the log.
         output: the path of the copy.
         is_written: whether the copy was written.
-        source: the file that was copied: the newest generation, which holds everything that counts.
+        source: the path of the file that was copied: the newest generation, which holds all of the store's data.
         generation: the number of that generation.
         kept: how many records were copied.
         skipped: how many records, or unreadable parts, were left out.
-        skipped_bytes: the total length of the skipped records and parts.
+        skipped_bytes: the total length of the skipped records and parts, in bytes.
         notes: further facts, one sentence each.
     """
 
@@ -136,20 +136,20 @@ def repair(
     on_progress: ProgressCallback = ignore_progress,
     on_skipped: SkippedCallback = ignore_progress,
 ) -> Repair:
-    """Copy the sound records of the log at `path` to a new log at `output`. The log itself is only read.
+    """Copy the sound records of the log at `path` to a new log at `output`. The old log is only read.
 
-    Only the newest generation is copied, because it holds everything that counts. Its records are copied one by one,
-    with their writers and times. Before the call, end all processes that use the store: its writers wait until the copy
-    is done. The copy is opened like any log.
+    Only the newest generation is copied, because it holds all of the store's data. Records keep their writers and
+    times. End all processes that use the store before the call, because its writers block until the copy is done. The
+    copy is a store like any other.
 
     Args:
         path: the path of a file store.
-        output: the path at which the copy appears, complete. No file may be there.
-        salvage: copy the sound records after damage as well, and continue if a header is damaged or a generation is
-            missing. The copy may then hold a state that the store never had.
-        write: write the copy. By default the records that would be left out are only reported.
+        output: the path of the copy, which appears when it is complete. No file may exist there.
+        salvage: whether to copy the sound records after damage as well, and to continue if a header is damaged or a
+            generation is missing. The copy may then hold a state that the store never had.
+        write: whether to write the copy. If False, the records that would be left out are only reported.
         timeout: how long to wait for the log's lock, in seconds or as a `timedelta`; ``math.inf`` means no limit.
-        on_progress: called with the path of a file, the number of bytes read of it, and its size.
+        on_progress: called with the path of a file, how many of its bytes were read, and its size in bytes.
         on_skipped: called with each `Skipped`, in the order of the file.
 
     Raises:
@@ -167,20 +167,20 @@ def repair(
 def copy(
     path: FilePath, output: FilePath, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress
 ) -> Repair:
-    """Make a new file store at `output` with the present contents of the file store at `path`.
+    """Create a new file store at `output` with the present contents of the file store at `path`.
 
-    The store at `path` is only read. It may be in use, but its writers wait until the copy is done. cp(1) copies one
-    file, and a store may have several; this function copies all of the store, and the copy is a store of its own.
+    The store at `path` is only read. It may be in use, but its writers block until the copy is done. Use this function
+    instead of cp(1): a store may have several files, and the copy must be a store of its own.
 
     Args:
         path: the path of a file store.
-        output: the path at which the copy appears, complete. No file may be there.
+        output: the path of the copy, which appears when it is complete. No file may exist there.
         timeout: how long to wait for the store's lock, in seconds or as a `timedelta`; ``math.inf`` means no limit.
-        on_progress: called with the path of a file, the number of bytes read of it, and its size.
+        on_progress: called with the path of a file, how many of its bytes were read, and its size in bytes.
 
     Raises:
         ValueError: a file exists at `output`.
-        CorruptLogError: the store is damaged, and nothing was written: see `fscoord.inspect.repair`.
+        CorruptLogError: the store is damaged, so nothing was written. Use `fscoord.inspect.repair` instead.
         StoreUnavailableError: a file can't be opened, read or written, or no writer has opened the log yet.
         InsecurePathError: `path` is a symbolic link, or not a regular file.
         StoreTimeoutError: the lock was not released in time. The error names its holder.
@@ -238,7 +238,7 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
 
 
 class _Source(NamedTuple):
-    """An open file of the log. Its writers are locked out. ``header`` is None if the header can't be read."""
+    """An open file of the log, with writers locked out. ``header`` is None if the header can't be read."""
 
     file: str
     fd: int
@@ -253,9 +253,9 @@ _Opened = tuple[_Source, Header | None, list[str]]
 
 @contextmanager
 def _open_for_repair(request: _Request) -> Iterator[_Opened]:
-    """Open the newest generation of the log with its writers locked out.
+    """Context manager: open the newest generation of the log with writers locked out.
 
-    Yields the file, the header of generation 0 (None if it can't be read), and a list to which notes are added.
+    Yields (file, header of generation 0 or None if it can't be read, list of notes). Callers may add notes.
     """
     missing: GenerationRef | None = None
     while True:
@@ -326,7 +326,7 @@ def _open(request: _Request, file: str, named: GenerationRef | None, stack: Exit
 
 
 def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> GenerationRef | None:
-    """Return the newest generation that a sound record of `source` names. The record may come after damage."""
+    """Return the newest generation that a sound record of `source` names, even after damage; None if there is none."""
     found: GenerationRef | None = None
     durable = source.header is not None and source.header.durable
     scan = Scan(source.fd, source.place, durable=durable, lockout=source.lockout)
@@ -347,18 +347,18 @@ def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[
         on_progress(source.file, segment.end, scan.size())
     if found is not None and bad:
         notes.append(
-            f"generation {source.generation} is damaged at {', '.join(bad[:9])}; all that counts is in a later one"
+            f"generation {source.generation} is damaged at {', '.join(bad[:9])}; a later generation holds all data"
         )
     return found
 
 
 def _unnamed_generations(path: str, newest: _Source) -> Iterator[str]:
-    """Yield a note on each file that looks like a later generation. The record that named it may be damaged."""
+    """Yield a note on each file that is named like a later generation, although no readable record names it."""
     for number, file in forwarding.later_files(path):
         if number > newest.generation:
             yield (
-                f"{file} looks like a later generation, and no readable record names it: if it was in use, repair that"
-                " file by itself"
+                f"{file} looks like a later generation, but no readable record names it: if the log used this"
+                " file, repair it separately"
             )
 
 
@@ -375,13 +375,13 @@ def _refused(path: str, file: str, reason: str) -> CorruptLogError:
 
 
 class _RecordCopier:
-    """Copies the records of one file.
+    """Reads one file of the log, and counts the records that are copied and skipped.
 
     Attributes:
         header: the header of the copy.
         kept: how many records were copied.
         skipped: how many records, or unreadable parts, were left out.
-        skipped_bytes: the total length of the skipped records and parts.
+        skipped_bytes: the total length of the skipped records and parts, in bytes.
     """
 
     def __init__(self, request: _Request, source: _Source, root: Header | None, notes: list[str]) -> None:
@@ -456,7 +456,7 @@ class _RecordCopier:
         self._request.on_skipped(skipped)
 
     def _describe_damage(self, segment: Damaged, chain: int) -> Skipped:
-        """Describe unreadable bytes. If the length of the record is still known, decode its unverified fields."""
+        """Describe unreadable bytes. If their length is that of one record, decode its fields without a checksum."""
         source, size = self._source, segment.end - segment.offset
         skipped = Skipped(source.file, segment.offset, size, segment.reason)
         if record.record_length(torn_tail.read_at(source.fd, segment.offset, record.PREFIX_SIZE), chain) != size:

@@ -1,7 +1,7 @@
-"""`Scan`: read one file of a log from its first byte to its last, as sound, voided, torn and damaged segments.
+"""`Scan`: divide one file of a log into sound, voided, torn and damaged segments, from its first byte to its last.
 
-A scan takes no lock until it finds bytes that look unfinished or damaged. A writer may be appending at that moment. So
-the scan locks writers out and reads the same bytes again. Only this second verdict is reported.
+A scan takes no lock until it finds bytes that look unfinished or damaged. A writer may be writing them at that moment.
+So the scan locks writers out and reads the same bytes again. Only the result of the second read is reported.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from fscoord.errors import StoreTimeoutError
 _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28
-"""The bounds of the search for one record: it may checksum ``_WORK_FACTOR`` bytes for each byte of the file, and always
-``_WORK_MIN`` bytes. A candidate costs as many bytes as the length that it claims. Without a bound, the search of a file
-made for that purpose could take days."""
+"""How many bytes the search for one record may checksum: `_WORK_FACTOR` times the size of the file, and at least
+`_WORK_MIN`. Without a bound, the search could take days in a file in which every offset claims a long record."""
 
 
 def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
-    """Return the position of the next sound record after the bad record at `bad`, or None if there is none.
+    """Return the position of the next sound record after the bad record at `bad`; None if there is none.
 
-    If the length of the bad record is still known, its contents are not searched: a value may hold anything, such as
-    another log. The search can find a record inside a value only if the length is lost as well.
+    If the length of the bad record is still readable, the search begins after the record, because its value may contain
+    another log. If the length is lost as well, the search may find a record inside the value.
     """
     size = system.os.fstat(fd).st_size
     prefix = read_at(fd, bad.offset, record.PREFIX_SIZE)
@@ -55,7 +54,7 @@ def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
 
 
 def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield each offset at which a record may begin, and the length of this record according to its bytes."""
+    """Yield (offset, length) for each offset at which a record may begin. The length is not verified."""
     while start <= size - record.RECORD_MIN:
         data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
         for match in record.LIKELY.finditer(data):
@@ -67,7 +66,7 @@ def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _chain_at(fd: int, offset: int, size: int) -> int | None:
-    """Return the chain before the record at `offset`, or None if no sound record begins there."""
+    """Return the chain before the record at `offset`; None if no sound record begins there."""
     prefix = read_at(fd, offset, record.PREFIX_SIZE)
     if len(prefix) < record.PREFIX_SIZE:
         return None
@@ -84,15 +83,15 @@ CHUNK: Final = 1 << 20
 RETRY_S: Final = 0.0005
 SOFT_LOCK_CHECKS: Final = 20
 SOFT_LOCK_CHECK_S: Final = 0.05
-"""A soft lock has no shared mode, so a scan waits until the marker is gone. It waits for at most a second, because a
-writer that is not stopped appends a record in less time."""
+"""How often, and how long each time in seconds, a scan waits until a soft lock is free. A soft lock has no shared mode,
+so the scan does not take it. A writer that is not stopped appends its record in less than a second."""
 
 ProgressCallback = Callable[[str, int, int], object]
-"""Called with the path of a file, the number of bytes read of it, and its size."""
+"""A function that is called with the path of a file, how many of its bytes were read, and its size in bytes."""
 
 
 class Sound(NamedTuple):
-    """Consecutive sound records. ``data`` holds their bytes, from ``offset`` on; ``chain`` is the chain before them."""
+    """Consecutive sound records. ``data`` holds their bytes. ``offset`` and ``chain`` are the position before them."""
 
     offset: int
     chain: int
@@ -107,21 +106,21 @@ class Sound(NamedTuple):
 
 
 class Voided(NamedTuple):
-    """A torn record at ``offset``, and the VOID that skips it, which ends at ``end``."""
+    """A torn record at ``offset``, and the VOID after it. Readers continue at ``end``, after the VOID."""
 
     offset: int
     end: int
 
 
 class Torn(NamedTuple):
-    """A record at ``offset`` that was never finished. The file ends with it, at ``end``."""
+    """An unfinished record, from ``offset`` to ``end``, where the file ends."""
 
     offset: int
     end: int
 
 
 class Damaged(NamedTuple):
-    """Unreadable bytes from ``offset`` to ``end``, where a sound record begins or the file ends."""
+    """Unreadable bytes from ``offset`` to ``end``. At ``end``, the next sound record begins, or the file ends."""
 
     offset: int
     end: int
@@ -132,7 +131,7 @@ Segment = Sound | Voided | Torn | Damaged
 
 
 class WriterLockout:
-    """A shared lock that keeps writers from one file of a log. Taking it changes nothing in the file.
+    """A shared lock that keeps writers from appending to one file of a log. It does not change the file.
 
     Args:
         path: the path of the log.
@@ -147,7 +146,7 @@ class WriterLockout:
         self.is_held = False
 
     def acquire(self) -> None:
-        """Wait until no writer can write any more. If the lock is held already, return at once.
+        """Wait for the lock. From then on no process can append. If the lock is held already, return at once.
 
         Raises:
             StoreTimeoutError: another process has kept the lock.
@@ -172,7 +171,7 @@ class WriterLockout:
                 system.time.sleep(RETRY_S)
 
     def release(self) -> None:
-        """Let writers write again. Do nothing if the lock is not held."""
+        """Release the lock, so that writers can append again. Do nothing if it is not held."""
         if self.is_held:
             self.is_held = False
             self._lock.unlock()
@@ -197,14 +196,14 @@ class WriterLockout:
 
 
 class Scan:
-    """A scan of the file `fd` from `place` on. Nothing else may move the descriptor meanwhile.
+    """Reads the file `fd` from `place` on. No other code may move the descriptor meanwhile.
 
     Args:
         fd: the descriptor of the file.
         place: where the scan begins.
         durable: whether the log is durable.
-        lockout: keeps writers from the file. None: the scan takes no lock, and ends at the first damage. A writer may
-            be appending, so the last verdict may be wrong.
+        lockout: the lock that keeps writers from the file. None: the scan takes no lock, and ends at the first bytes
+            that look damaged. They may be a record that is being written.
 
     Attributes:
         place: the position after the last segment that was yielded.
@@ -217,7 +216,7 @@ class Scan:
     def segments(self) -> Iterator[Segment]:
         """Yield the segments of the file in order, without a gap, up to its end.
 
-        Each record is read as a whole, so a scan takes a few times the memory of the longest record.
+        Each record is read as a whole, so a scan needs a few times as much memory as the longest record.
         """
         data, wanted = b"", CHUNK
         self._seek()
@@ -250,7 +249,7 @@ class Scan:
 
     @property
     def _is_final(self) -> bool:
-        """Whether bytes that look unfinished or damaged are reported, and not read again with writers locked out."""
+        """Whether bytes that look damaged can be reported. If not, they must be read again with writers locked out."""
         return self._lockout is None or self._lockout.is_held
 
     def size(self) -> int:
@@ -264,7 +263,7 @@ class Scan:
         return self.size() >= self.place.offset + size
 
     def _classify(self) -> Segment | None:
-        """Return the segment of the unreadable bytes at the place, or None if the lock is needed and not held."""
+        """Return the segment of the unreadable bytes at ``place``; None if the lock is needed and not held."""
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):
@@ -284,7 +283,7 @@ class Scan:
 
 
 def iter_records(segment: Sound) -> Iterator[tuple[int, int, Record]]:
-    """Yield the begin and end offset of each record of `segment`, and the record, in the order of the file."""
+    """Yield (offset, end, record) for each record of `segment`, in the order of the file."""
     position, chain = 0, segment.chain
     while position < len(segment.data):
         end = position + record.unpack_prefix(segment.data, position)[0]

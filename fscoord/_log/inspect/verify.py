@@ -1,6 +1,6 @@
-"""`verify`: report for every file of a log whether it is sound, what is wrong with it, and what is safe to do.
+"""`verify`: report whether each file of a log is sound, what is wrong with it, and what the user can safely do.
 
-Nothing is changed. The log may be in use: a record that looks unfinished is read again while writers are locked out.
+The log is not changed, and may be in use: a record that looks unfinished is read again while writers are locked out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EMPTY: Final = "empty"
 DAMAGED: Final = "damaged"
 
 FINDINGS_MAX: Final = 1000
-"""The most findings that are listed. Of further findings only the number is reported."""
+"""How many findings a report lists. It gives only the number of further findings."""
 
 _TORN_ADVICE = "nothing: no success was reported for it, and the next writer skips it"
 _DAMAGE_ADVICE = (
@@ -47,10 +47,10 @@ class Finding(NamedTuple):
     Attributes:
         file: the path of the file.
         offset: where the finding begins in the file, in bytes.
-        size: how many bytes the finding concerns.
-        is_damage: whether the finding keeps the store from being used. Any other finding needs no attention.
+        size: how many bytes are affected.
+        is_damage: whether the store can't be used because of this finding. Other findings need no attention.
         message: what is wrong.
-        advice: what is safe to do about it.
+        advice: what the user can safely do about it.
     """
 
     file: str
@@ -65,11 +65,11 @@ class Generation(NamedTuple):
     """One file of a log.
 
     Attributes:
-        file: its path.
-        generation: its number; 0 has the log's own name.
-        size: how many bytes of it were read.
-        records: the number of sound records, voids not counted.
-        voids: the number of torn records that are skipped.
+        file: the path of the file.
+        generation: the number of the file. Number 0 is the file at the log's own path.
+        size: how many bytes of the file were read.
+        records: the number of sound records, without voids.
+        voids: the number of voids. Each void makes readers skip one torn record.
         ends: ``"whole"``, ``"sealed"`` (the log continues in another file), ``"torn"``, ``"empty"`` or ``"damaged"``.
     """
 
@@ -88,10 +88,9 @@ class Report(NamedTuple):
         path: the path of the log.
         verdict: ``"sound"``; ``"torn"`` (sound, but the last record was never finished); ``"empty"`` (no writer has
             opened it yet); or ``"damaged"``.
-        generations: the files of the log, in order. A file between the first and the last may still exist, but is not
-            part of the log any more.
+        generations: the files of the log, in order. Superseded files may still exist, but are not listed.
         findings: the damage and other facts that were found, in the order of the files.
-        more: the number of findings that are not listed because there are too many.
+        more: how many further findings are not listed, because there are too many.
     """
 
     path: str
@@ -102,24 +101,25 @@ class Report(NamedTuple):
 
 
 def ignore_progress(*_: object) -> None:
-    """Do nothing: the default of all callbacks."""
+    """Do nothing. The default for all callbacks."""
 
 
 def verify(path: FilePath, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Report:
     """Read all files of the log at `path`, and report what is wrong with them. Nothing is changed.
 
-    The store may be in use. A record that looks unfinished is read again under a shared lock, which keeps writers out
-    until the end of that file is reached. As with ``fsck -n``, the user decides what to do about the findings.
+    The store may be in use. A record that looks unfinished is read again under a shared lock, which blocks writers
+    until the rest of the file was read. As with ``fsck -n``, the user decides what to do about the findings.
 
     Args:
         path: the path of a file store.
-        timeout: how long to wait for that lock, in seconds or as a `timedelta`; ``math.inf`` means no limit.
-        on_progress: called with the path of a file, the number of bytes read of it, and its size.
+        timeout: how long to wait for the lock, in seconds or as a `timedelta`; ``math.inf`` means no limit.
+        on_progress: called with the path of a file, how many of its bytes were read, and its size in bytes.
 
     Raises:
         StoreUnavailableError: a file can't be opened or read.
         InsecurePathError: `path` is a symbolic link, or not a regular file.
-        StoreTimeoutError: the lock was not released in time, so nothing is certain. The error names its holder.
+        StoreTimeoutError: the lock was not released in time, so an unfinished record could not be told from damage. The
+            error names the holder of the lock.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
     path, limit = safe_files.resolve(path), to_seconds(timeout)
@@ -138,7 +138,7 @@ def verify(path: FilePath, *, timeout: Timeout = 10.0, on_progress: ProgressCall
 
 
 class GenerationMissing(Exception):
-    """Raised if the file of a `named` generation is missing. The log may have been compacted meanwhile: begin again."""
+    """Raised if the file of generation `named` is missing. The caller begins again, as it may have been superseded."""
 
     def __init__(self, named: GenerationRef) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class GenerationMissing(Exception):
 
 
 class _Verification:
-    """One attempt to read all files of a log. `missing` is the generation that the previous attempt did not find."""
+    """One attempt to read all files of a log. `missing` is the generation that the attempt before did not find."""
 
     def __init__(self, path: str, limit: float, on_progress: ProgressCallback, missing: GenerationRef | None) -> None:
         self.on_progress = on_progress
@@ -182,7 +182,7 @@ class _Verification:
         self.find(file, offset, size, message, advice, is_damage=True)
 
     def _read_file(self, file: str, named: GenerationRef | None) -> GenerationRef | None:
-        """Read generation 0, or the generation `named`. Return the generation that this file names, or None."""
+        """Read generation 0 if `named` is None, otherwise generation `named`. Return the next generation, or None."""
         try:
             fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
         except OSError as error:
@@ -206,7 +206,11 @@ class _Verification:
             system.close_quietly(fd)
 
     def _report_missing(self, file: str, named: GenerationRef) -> None:
-        """Report that the file of `named` does not exist. The first time, begin again: it may have been superseded."""
+        """Report that the file of generation `named` is missing.
+
+        Raises:
+            GenerationMissing: this is the first attempt that misses the file. It may have been superseded meanwhile.
+        """
         if named != self._missing:
             raise GenerationMissing(named)
         message = f"generation {named.generation} of the log is missing: what it held is lost"
@@ -244,7 +248,7 @@ class _Verification:
         return header, start
 
     def _identify(self) -> None:
-        """Report whether the log is a copy, or was restored, by the ids and inode numbers in its headers."""
+        """Report a finding if the ids and inode numbers in the headers show that the log was copied or restored."""
         if self._newest is None:
             return
         file, header, inode = self._newest
@@ -256,7 +260,7 @@ class _Verification:
             message = f"it is a copy of {original}, and both continue in {file}: they would be one store"
             self.damage(self._path, 0, 0, message, "make a store of its own with `fscoord cp`, then remove it")
         elif stands is not Provenance.OWN:
-            message = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
+            message = "the log was copied or restored; the first write to it makes it a log of its own"
             self.find(self._path, 0, 0, message, "nothing")
 
     def _report_unused_files(self) -> None:
@@ -269,20 +273,20 @@ class _Verification:
                 continue
             if number > newest:
                 message = (
-                    f"it looks like generation {number} of the log, and no seal names it: its maker died, or is"
-                    " making it"
+                    f"it is named like generation {number} of the log, but no seal names it: its creator has died, or"
+                    " is still writing it"
                 )
             else:
-                message = f"it is, or was to be, generation {number} of the log, and is not part of it any more"
+                message = f"it is named like generation {number} of the log, but the log does not use it"
             if forwarding.is_removable(file, owner, newest, system.os.O_RDONLY, set()):
-                advice = "nothing: one of the next compactions removes it"
+                advice = "nothing: a later compaction removes it"
             else:
-                advice = "nothing; it does not belong to this log, and can be removed once no store uses it"
+                advice = "nothing: it does not belong to this log; you can remove it if no other store uses it"
             self.find(file, 0, 0, message, advice)
 
 
 class _FileReader:
-    """Reads one file of the log for `whole`, from the end of `header` on."""
+    """Reads one file of the log after its `header`, and reports findings to `whole`."""
 
     def __init__(self, whole: _Verification, file: str, named: GenerationRef | None, header: Header) -> None:
         self._whole, self._file, self._named, self._header = whole, file, named, header
@@ -310,7 +314,7 @@ class _FileReader:
         self._compare_hint(scan)
         size = scan.place.offset
         if not self._is_snapshot_seen and self._ends != DAMAGED:
-            self._bad(0, size, "its snapshot does not end where, or as, the seal that names it says")
+            self._bad(0, size, "the end of its snapshot does not match the seal that names it")
         if self._sealed_at and self._ends != DAMAGED:
             self._ends = "sealed"
         self._whole.generations.append(
@@ -319,14 +323,14 @@ class _FileReader:
         return self._successor
 
     def _compare_hint(self, scan: Scan) -> None:
-        """Check the forward record at the end of generation 0. Openers follow it without reading the bytes before."""
+        """Check the forward record at the end of generation 0. Openers follow it without reading earlier records."""
         if self._named is not None or self._ends != TORN:  # a torn end was read with writers locked out
             return
         hinted = forwarding.hint(scan.fd)
         if hinted is not None and (self._successor is None or hinted.generation > self._successor.generation):
             message = (
-                f"its last record names generation {hinted.generation}, and the record before it is torn: no writer"
-                " does that"
+                f"its last record names generation {hinted.generation}, but the record before it is torn: no writer"
+                " leaves a file like this"
             )
             self._bad(scan.place.offset, scan.size(), message)
 

@@ -1,9 +1,9 @@
-"""Which of the sessions of a log live.
+"""Find out which sessions of a log are alive.
 
-`liveness_file` locks and probes bytes. `_log.session_table` has the sessions that the log has recorded.
-`own_session` registers a handle, holds its byte, and probes the bytes of others.
+Each session locks a byte of the liveness file. `liveness_file` locks and probes bytes. `own_session` registers a
+handle, locks its byte, and probes the bytes of other sessions. `_log.session_table` has the recorded sessions.
 
-A probe is evidence, and not a verdict. A session is dead when a death record exists. `log` or `generations.compaction`
-appends that record after a probe under the log lock. Callers hold the process mutex. To take a byte or to register,
-they also hold the log lock.
+A probe alone does not make a session dead: a session is dead when the log has its death record. `log` or
+`generations.compaction` appends that record after a probe under the log lock. Callers hold the process mutex. To lock a
+byte or to register, they also hold the log lock.
 """

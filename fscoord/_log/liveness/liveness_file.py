@@ -1,13 +1,13 @@
 """`LivenessFile`: the file in which each living session locks a byte. `ProcessIdentity` proves that a process is dead.
 
-Session n holds a lock on byte n. However the process dies, the kernel drops the lock; on NFS, the server drops it.
-F_OFD_GETLK reports whether a byte is locked, without locking anything or waiting. An unlocked byte is only evidence of
-a death: see `Log.record_death`.
+Session n locks byte n. When the process dies, the kernel releases the lock; on NFS, the server does. F_OFD_GETLK
+reports whether a byte is locked, without locking anything or waiting. An unlocked byte is evidence of a death, but not
+a proof: see `Log.record_death`.
 
-The file is never replaced. It holds a random id, which the session records name. A byte in a file with another id is
-not evidence about these sessions.
+The file is never replaced. It contains a random id, and each session record contains the id of its file. The bytes of a
+file with another id say nothing about the session.
 
-A handle that shows a wait holds a lock on a second byte, far beyond those of the sessions, one for each wait slot. So
+A handle that shows its wait in a wait slot also locks a byte for that slot, far beyond the bytes of the sessions. So
 two handles never write to one slot, and a slot is free again as soon as its session ends.
 """
 
@@ -27,9 +27,9 @@ LIVENESS_SUFFIX: Final = ".alive"
 MAGIC: Final = b"fsalive\n"
 SIZE: Final = len(MAGIC) + 16
 SLOT_BYTES: Final = 1 << 62
-"""The byte of wait slot 0."""
+"""The offset of the byte that is locked for wait slot 0."""
 LOCKER_S: Final = 0.05
-"""How long to search for a process that locks bytes of no session, in seconds. The log's lock is held meanwhile."""
+"""How long `LivenessFile.locker` may search, in seconds. The log's lock is held meanwhile."""
 
 
 def open_liveness_file(
@@ -40,14 +40,14 @@ def open_liveness_file(
     Args:
         path: the path of the log.
         mode: the permissions of a new file.
-        owned_fds: the open descriptors of the handle. The file's descriptor is added to them.
-        create: create the file if it does not exist. The caller holds the log's lock, so no other process creates it at
-            the same time.
-        read_only: open for reading. The bytes can then be probed, but not locked.
+        owned_fds: a set to which the file's descriptor is added.
+        create: whether to create a missing file. If true, the caller holds the log's lock, so that no other process
+            creates the file at the same time.
+        read_only: whether to open the file for reading only. Bytes can then be probed, but not locked.
 
     Raises:
         OSError: the file can't be opened or created.
-        InsecurePathError: the file is not a liveness file, or others may write to it.
+        InsecurePathError: the file is not a liveness file, or users whom `mode` does not allow can write it.
     """
     name = path + LIVENESS_SUFFIX
     try:
@@ -79,11 +79,10 @@ def open_liveness_file(
 
 
 def _is_unfinished(fd: int, data: bytes) -> bool:
-    """Return whether the liveness file `fd`, which begins with `data`, was never written completely.
+    """Return whether the liveness file `fd`, whose first bytes are `data`, has no complete header.
 
-    Such a file has just been created, or its creator has died. The file is never synced, so a power failure may also
-    leave zeros in it. A file of zeros counts as unfinished only if none of its bytes is locked. A session locks a byte
-    only in a complete file, so a locked byte proves that the file was complete.
+    It was just created, or its creator has died, or a power failure has left zeros, because the file is never synced.
+    A file of zeros with a locked byte is not unfinished: a session locks a byte only after the header was written.
     """
     if len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):
         return True
@@ -91,18 +90,18 @@ def _is_unfinished(fd: int, data: bytes) -> bool:
 
 
 def _is_locked(fd: int, start: int, length: int) -> bool:
-    """Return whether another open file locks one of `length` bytes from `start` on; a `length` of 0 has no end."""
+    """Return whether another open file locks any of the `length` bytes from `start` on (0: all bytes from there)."""
     asked = system.FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, start, length, 0)
     answer = bytes(system.fcntl.fcntl(fd, system.fcntl.F_OFD_GETLK, asked))
     return bool(system.FLOCK_STRUCT.unpack(answer[: system.FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
 
 
 class LivenessFile:
-    """The liveness file at `path`, open on `fd`; see `open_liveness_file`.
+    """An open liveness file. `open_liveness_file` creates the object.
 
     Attributes:
-        id: its random id, 16 bytes.
-        number: the session whose byte this handle has locked, or 0.
+        id: the random id of the file, 16 bytes.
+        number: the number of the session whose byte this handle has locked; 0 if it has locked none.
     """
 
     def __init__(self, path: str, fd: int, identity: bytes) -> None:
@@ -113,7 +112,7 @@ class LivenessFile:
         self._fd = fd
 
     def hold(self, number: int) -> bool:
-        """Lock byte `number`, and unlock the previous byte. Return False if another open file has locked `number`.
+        """Lock byte `number`, and then unlock the previous byte. Return False if another handle has locked `number`.
 
         Raises:
             OSError: the file system has no such locks, or the call failed.
@@ -134,9 +133,9 @@ class LivenessFile:
         system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
 
     def lock_slot(self, numbers: Iterable[int]) -> int:
-        """Lock the wait slot that this handle has locked before, or else the first of `numbers` that is free.
+        """Lock a wait slot for this handle: the slot that it locked before, or else the first free one of `numbers`.
 
-        The own slot is locked again for each write, because a lost connection drops locks.
+        The caller locks the slot again before each write, because a lost connection to a server drops locks.
 
         Returns:
             The number of the slot; 0 if none is free.
@@ -168,14 +167,14 @@ class LivenessFile:
         return _is_locked(self._fd, number, 1)
 
     def locker(self) -> str:
-        """Return ``host:pid`` of another process of this host that locks bytes of the file, or "an unknown process"."""
+        """Return ``host:pid`` of another process on this host that locks bytes of the file, or "an unknown process"."""
         found = None
         with ignoring(OSError):
             found = system.range_lock_holder(system.os.fstat(self._fd).st_ino, LOCKER_S)
         return found or "an unknown process"
 
     def is_lost(self) -> bool:
-        """Return whether the file is not at its path any more, so that new handles could not find the locked byte."""
+        """Return whether the file is not at its path any more. New handles then do not find the locked byte."""
         with ignoring(OSError):
             found = system.os.fstat(self._fd)
             return found.st_nlink == 0 or not safe_files.names_same_file(self.path, (found.st_dev, found.st_ino))
@@ -184,8 +183,8 @@ class LivenessFile:
     def release(self) -> None:
         """Unlock the bytes that this handle has locked.
 
-        Closing the descriptor is not enough. A child that another thread forks at that moment may inherit it, and the
-        byte would stay locked for as long as the child lives.
+        Closing the descriptor is not enough, because a forked child may have inherited it. Then the byte would stay
+        locked for as long as the child lives.
         """
         number, self.number = self.number, 0
         for byte in (number, *(SLOT_BYTES + slot for slot in self._slots)):
@@ -194,7 +193,7 @@ class LivenessFile:
 
 
 class ProcessIdentity(NamedTuple):
-    """The host, boot and namespaces of a process, in which process numbers and start times are unique."""
+    """The host, boot and namespaces of a process. Within them, its pid and start time identify the process."""
 
     host: str
     boot_id: bytes
@@ -207,7 +206,7 @@ class ProcessIdentity(NamedTuple):
         return cls(system.hostname(), system.boot_id(), system.namespace("pid"), system.namespace("time"))
 
     def session(self, rank: int | None = None, label: str = "") -> Session:
-        """Return the session of this process, whose identity this is, with `rank` and `label`."""
+        """Return a `Session` that describes this process, with `rank` and `label`."""
         return Session(
             host=self.host,
             pid=system.os.getpid(),
@@ -220,9 +219,9 @@ class ProcessIdentity(NamedTuple):
         )
 
     def is_provably_dead(self, session: Session) -> bool:
-        """Return whether the process of `session` is certainly dead, even if a child has inherited its descriptors.
+        """Return whether the process of `session` is certainly dead, even if a child keeps its byte locked.
 
-        A process number alone proves nothing: it is reused, and in another container it names another process.
+        A pid alone proves nothing: it is reused, and in another container it belongs to another process.
         """
         if not self.shares_processes_with(session):
             return False
@@ -236,21 +235,21 @@ class ProcessIdentity(NamedTuple):
         return self.is_other_process(session) or system.is_zombie(session.pid)
 
     def shares_processes_with(self, session: Session) -> bool:
-        """Return whether a process number means the same process in `session` and here."""
+        """Return whether the pid in `session` refers to the same host, boot and pid namespace as pids here."""
         here = (self.host, self.boot_id, self.pid_space)
         return here == (session.host, session.boot_id, session.pid_space) and any(self.boot_id) and self.pid_space > 0
 
     def is_same_process(self, session: Session) -> bool:
-        """Return whether the process with the number of `session` is certainly the process of `session`."""
+        """Return whether the process that now has the pid of `session` is certainly the process of `session`."""
         began = session.start_time if session.time_space == self.time_space else 0
         return self.shares_processes_with(session) and system.start_time(session.pid) == began != 0
 
     def is_stopped(self, session: Session) -> bool:
-        """Return whether the process of `session` is certainly stopped, as by SIGSTOP or a debugger."""
+        """Return whether the process of `session` is certainly stopped, for example by SIGSTOP or a debugger."""
         return self.is_same_process(session) and system.process_state(session.pid) in ("T", "t")
 
     def is_other_process(self, session: Session) -> bool:
-        """Return whether the process with the number of `session` is certainly another, which began at another time."""
+        """Return whether the process that now has the pid of `session` certainly started at another time."""
         if session.time_space != self.time_space or not session.start_time:
             return False  # start times of different time namespaces can't be compared: time_namespaces(7)
         found = system.start_time(session.pid)

@@ -1,8 +1,8 @@
 """The session of one handle: `Liveness` locks and probes bytes, and `Registration` appends the session record.
 
-An unlocked byte does not prove a death: the session's host may have been cut off, and may come back. So a process that
-finds an unlocked byte probes it again under the log lock, and appends a death record. All processes agree on the
-record.
+An unlocked byte does not prove a death: the session's host may have lost its connection, and may come back. So a
+process that finds an unlocked byte probes it again under the log lock, and then appends a death record. From this
+record on, all processes treat the session as dead.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, LimitExceededError
 
 BYTE_TRIES: Final = 64
-"""How many bytes of the liveness file a new session tries to lock. If all of them are taken, the session has no
-byte."""
+"""How many bytes of the liveness file a new session tries to lock. If all are locked, the session locks no byte."""
 
 CHECK_S: Final = 1.0
-"""How long a check of the handle's own byte, and of the name of the liveness file, remains valid, in seconds."""
+"""How often a handle checks its own byte, and the name of the liveness file, in seconds."""
 
 
 class Liveness:
-    """The liveness file, as one handle uses it.
+    """Locks and probes bytes of the liveness file for one handle.
 
     Attributes:
-        file: the liveness file, once it is open.
+        file: the liveness file; None before it is opened.
         checked_at: when the handle's own byte was last checked (monotonic, in seconds).
     """
 
@@ -42,21 +41,20 @@ class Liveness:
         self.file: LivenessFile | None = None
         self.checked_at = 0.0
         self._has_warned = False
-        self._is_name_next = True  # whether the next check on a mount that hosts share is of the name
+        self._is_name_next = True  # on a mount that hosts share: whether the next check is of the name or of the byte
         self._fds = system.Descriptors()
         system.close_when_collected(self, self._fds)
 
     @property
     def is_supported(self) -> bool:
-        """Whether the log can have a liveness file: it needs open-file-description locks, and no soft lock."""
+        """Whether the log can have a liveness file: open-file-description locks exist, and it has no soft lock."""
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
-        """Lock the byte of the first number that was never used and whose byte is free. Return the number. The caller
-        holds the log's lock.
+        """Find a number for a new session, and lock its byte. Return the number. The caller holds the log's lock.
 
-        The byte is locked before the session record is appended. In the opposite order, a probe between the two would
-        find the new session dead.
+        The caller appends the session record after this call. Otherwise a probe between the two steps would find the
+        new session dead.
         """
         number = self._handle.table.last + 1
         self.checked_at = system.time.monotonic()
@@ -69,8 +67,7 @@ class Liveness:
                     raise OSError(
                         system.errno.EAGAIN,
                         f"{alive.locker()} locks {tries} or more bytes of the file, from {number - tries + 1} on,"
-                        " which no"
-                        " session uses; end that process",
+                        " which no session uses; end that process",
                     )
                 number, tries = number + 1, tries + 1
         except (OSError, FscoordError) as error:
@@ -97,10 +94,10 @@ class Liveness:
         return self.file
 
     def lock_slot(self, number: int, candidates: Iterable[int]) -> int:
-        """Lock a wait slot for session `number` of this handle, and return the number of the slot; 0 if none is free.
+        """Lock a wait slot for session `number` of this handle. Return the number of the slot; 0 if none is free.
 
-        The slot is the one that the handle has locked before, or else the first free one of `candidates`. If the log
-        can have no liveness file, nothing can be locked, and each session has the slot with its own number.
+        The slot is the one that the handle locked before, or else the first free one of `candidates`. A log without a
+        liveness file has no locks on slots: there, session `number` uses slot `number`.
         """
         if not self.is_supported:
             return number
@@ -108,21 +105,21 @@ class Liveness:
         return 0 if alive is None else alive.lock_slot(candidates)
 
     def lose(self) -> None:
-        """Close the liveness file, which unlocks the byte. In a forked child the byte stays locked for the parent."""
+        """Close the liveness file. This unlocks the byte, except in a forked child, whose parent keeps it locked."""
         self.file = None
         system.close_all(system.os.close, self._fds)
 
     def unlock(self) -> None:
-        """Unlock the byte, so that a probe finds the end of the session at once."""
+        """Unlock the byte, so that other processes notice the end of the session at once."""
         if self.file is not None:
             self.file.release()
 
     def check_byte(self, now: float) -> None:
-        """Lock the handle's own byte again, at most once every `CHECK_S`, because a lost connection drops locks.
+        """Check that the liveness file has its name, and lock the handle's byte again, at most every `CHECK_S` seconds.
 
-        If the liveness file is gone or another handle has locked the byte, the handle registers as another session with
-        its next write. On a mount that hosts share, each of these two checks costs a request, so a call makes one of
-        them, in turn.
+        A lost connection to a server drops locks. If the file is gone, or another handle has locked the byte, the
+        handle registers as another session with its next write. On a mount that hosts share, each check costs a
+        request, so one call makes only one of the two checks, in turn.
         """
         alive = self.file
         if alive is None or now - self.checked_at <= CHECK_S:
@@ -144,10 +141,10 @@ class Liveness:
             self._handle.lock.session = 0
 
     def is_alive(self, number: int, home: ProcessIdentity | None) -> bool | None:
-        """Probe session `number`. Return whether it lives, or None if that is unknown. The caller holds the mutex.
+        """Probe session `number`. Return whether it is alive; None if that is unknown. The caller holds the mutex.
 
-        False is only evidence until a death record exists. With `home`, the process of the session is probed as well:
-        a byte also stays locked if a child has inherited the descriptor of a dead process.
+        False is not a proof unless the log has a death record. If `home` is given, the process of the session is probed
+        as well, because a child that has inherited the descriptor of a dead process keeps the byte locked.
         """
         table = self._handle.table
         session = table.sessions.get(number)
@@ -164,15 +161,15 @@ class Liveness:
 
 
 class Registration:
-    """The session record of one handle, which the handle appends before its first write.
+    """Appends the session record of one handle, before the first write of the handle.
 
     Args:
-        introduce: returns the content of the session record: host, process and label.
+        introduce: a function that returns the content of the session record: host, process and label.
 
     Attributes:
-        liveness: the liveness file, in which the session locks a byte.
+        liveness: locks a byte of the liveness file for the session.
         writer: appends the session record.
-        rank: the rank that the next session record names.
+        rank: the rank for the next session record; None: the rank that `introduce` returns, if any.
     """
 
     def __init__(
@@ -182,22 +179,22 @@ class Registration:
         self.liveness = liveness
         self.writer = writer
         self._introduce = introduce
-        self._participant = (0, 0)  # the run, and the number in it, under which this handle is a participant
+        self._participant = (0, 0)  # the run and the session number with which this handle is a participant
         self.rank: int | None = None
 
     def describe(self) -> Session:
-        """Return the session that the next session record describes."""
+        """Return the content of the next session record."""
         session = self._introduce()._replace(world_size=self._handle.options.world_size)
         return session if self.rank is None else session._replace(rank=self.rank)
 
     def append(self, *, is_guest: bool = False) -> int:
         """Register this handle and return its session number. The caller holds the log's lock.
 
-        From then on the lock's range shows the number. The lock is bound last, because a reader can resolve the number
-        only after the record was appended.
+        From then on, the byte range of the log lock shows the number. The lock is bound after the record was appended,
+        because only then can a reader find the session with this number.
 
         Args:
-            is_guest: register without a rank and not as a participant, because the handle only ends this run.
+            is_guest: register without a rank, and not as a participant. Used by a handle that only ends the run.
         """
         handle, liveness, run = self._handle, self.liveness, self._handle.header.run
         session = self.describe()

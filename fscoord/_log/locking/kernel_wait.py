@@ -1,19 +1,20 @@
 """Wait for a log's lock in the kernel, with a deadline.
 
-A lock call that blocks in the kernel can't be given a deadline: Python repeats it after a signal. So a thread makes
-that call. A process has one such thread for each log, kind of lock and flags of open(2), however many of its threads
-wait. The flags matter, because a handle that reads under a lock can't use a descriptor for writing only.
+A lock call that blocks in the kernel has no deadline, and Python repeats it after a signal. So a separate thread makes
+the call. A process has one such thread for each log, kind of lock and flags of open(2), no matter how many waiters it
+serves. The flags matter, because a handle that reads under the lock can't use a descriptor that is open for writing
+only.
 
-The thread blocks on a descriptor of its own. Suppose that it used the descriptor of a handle, and all waiters gave up.
-When another thread then acquired the lock on that descriptor, the kernel would grant the blocked request as well, and
-two threads would have the lock.
+The thread blocks on a descriptor of its own. If it blocked on the descriptor of a handle, all waiters might give up,
+and another thread might acquire the lock on that descriptor. Then the kernel would grant the blocked call as well,
+because a lock belongs to a descriptor, and two threads would have the lock.
 
 When the kernel grants the lock, the thread hands the lock over to the first waiter, together with the descriptor. If no
 waiter is left, the thread releases the lock.
 
-On a mount that hosts share, the thread then keeps the descriptor that the waiter has used until now, and waits for the
-next waiter for up to `KEEP_S`. So a lock that is contended again costs no new thread, and no request to open the file.
-The kept descriptor holds no lock. It is closed with the handle, and when the handle enters another generation.
+On a mount that hosts share, the thread then keeps the waiter's old descriptor as a spare, and waits up to `KEEP_S` for
+the next waiter. So the next wait needs no new thread, and no request to open the file. The spare descriptor holds no
+lock. It is closed when the handle is closed or enters another generation.
 
 The order of the locks: `_guard` protects `_requests` and the list of waiters of each request. It is held for a few
 lines only, and nothing blocks in them. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from fscoord._log.locking.log_lock import LogLock
 
 HANDOVER_S: Final = 0.1
-"""How long a lock is kept for the waiter to which it was handed over. A signal handler may delay that waiter."""
+"""How long a lock stays reserved for the waiter to which it was handed over, in seconds. A signal handler may delay the
+waiter."""
 
 KEEP_S: Final = 5.0
-"""How long the thread and its descriptor are kept for the next wait, in seconds."""
-
+"""How long the thread and its spare descriptor are kept for the next wait, in seconds."""
 
 LIFE_S: Final = 0.1
-"""The longest pause between two calls of a waiter that show its life, in seconds."""
+"""The longest pause between two calls of ``show_life``, in seconds."""
 
 
 def wait_for_lock(
@@ -55,17 +56,17 @@ def wait_for_lock(
     keeps: bool = False,
     show_life: Callable[[], None] | None = None,
 ) -> None:
-    """Wait until `lock` was handed over, until another attempt to lock is worthwhile, or for `left` seconds.
+    """Wait up to `left` seconds for `lock`. Return early if the lock was handed over, or the caller must try again.
+
+    If no thread can be started, return at once, and set `lock.can_block` to False.
 
     Args:
         lock: the lock.
         left: how long to wait, in seconds.
-        reopen: opens the log once more, and returns the descriptor.
-        flags: the flags of open(2) with which `reopen` opens it.
-        keeps: keep the thread and a descriptor for the next wait.
-        show_life: called at least every `LIFE_S`, by this thread.
-
-    If no thread is left, or the interpreter is about to end, the caller has to try again: `can_block` is then False.
+        reopen: a function that opens the log once more, and returns the descriptor.
+        flags: the flags of open(2) with which `reopen` opens the log.
+        keeps: whether to keep the thread and a spare descriptor for the next wait.
+        show_life: a function that the calling thread calls at least every `LIFE_S` while it waits; None: no call.
 
     Raises:
         OSError: no descriptor is left.
@@ -93,7 +94,7 @@ def _wait_and_show_life(waiter: _Waiter, left: float, show_life: Callable[[], No
 
 
 def cancel_wait(lock: LogLock) -> None:
-    """Wake all threads that wait for `lock`, and close the descriptor that is kept for the next of them."""
+    """Wake all threads that wait for `lock`, and close its spare descriptor."""
     with _guard[0]:
         waiters = [waiter for request in _requests.values() for waiter in request.waiters if waiter.lock is lock]
         kept = [
@@ -120,15 +121,16 @@ class _Waiter:
 class _LockThread:
     """A thread that blocks in the kernel for the lock of one log, and hands the lock over to the first waiter.
 
-    This thread, and not the waiter, stores the handover in the waiter's lock. No KeyboardInterrupt can reach this
-    thread, because Python raises one in the main thread only.
+    This thread, and not the waiter, stores the handover in the waiter's lock, because no KeyboardInterrupt can reach
+    it: Python raises KeyboardInterrupt in the main thread only.
 
     Attributes:
-        key: what it waits for; see `_requests`.
+        key: the key of this thread in `_requests`.
         waiters: the waiters, in the order of their arrival.
-        fd: the descriptor on which it blocks, or has the lock; -1 if there is none.
-        session: the session whose range is locked on `fd`, or waited for.
-        spare: the descriptor for the next wait of the lock `spare_of`, if there is one.
+        fd: the descriptor on which this thread blocks, or has the lock; -1 if there is none.
+        session: the number of the session whose byte range this thread locks on `fd`.
+        spare: a set with the descriptor that is kept for the next wait; empty if none is kept.
+        spare_of: a weak reference to the lock for which ``spare`` is kept.
     """
 
     def __init__(self, key: tuple[int, int, int, int], first: _Waiter) -> None:
@@ -142,7 +144,7 @@ class _LockThread:
         self._wake = system.AutoResetEvent()
 
     def start(self) -> bool:
-        """Start the thread, and return whether the interpreter allows it. The caller holds the guard."""
+        """Start the thread. Return whether it could be started. The caller holds `_guard`."""
         return not isinstance(system.try_kernel_thread("fscoord-lock", self._run), RuntimeError)
 
     def _run(self) -> None:
@@ -168,7 +170,7 @@ class _LockThread:
             return
         is_spare = self._open_for(waiter)
         lock = waiter.lock
-        # A lock is of one file, and so is its spare descriptor. On NFS fstat(2) may be a request.
+        # A spare descriptor is always of the right file. So fstat(2), which may be a request on NFS, is left out.
         if (
             not is_spare and _file_key(self.fd, lock.kind) != self.key[:3]
         ):  # the log continues in another file, or is gone
@@ -178,7 +180,7 @@ class _LockThread:
             waiter.wake.set()
             self._close_fd()
             return
-        # The range of the waiter that probably gets the lock. Where it does, the lock costs no further request.
+        # Lock the range of the waiter that will probably get the lock. Then its range need not be changed later.
         self.session = lock.session
         waiter = None  # `block` may take for ever, and must not keep a waiter that has given up alive
         try:
@@ -194,7 +196,7 @@ class _LockThread:
             self._close_fd()
 
     def _open_for(self, waiter: _Waiter) -> bool:
-        """Set ``fd`` to the spare descriptor of the waiter's lock, or to a new one. Return whether it is the spare."""
+        """Set ``fd`` to the spare descriptor if it is for the waiter's lock, or else to a new one. Return which."""
         if self.keeps_for(waiter.lock):
             try:
                 # In one step, so that a child that is forked meanwhile finds it in one of the sets, and closes it.
@@ -218,7 +220,7 @@ class _LockThread:
         return self.spare_of is not None and self.spare_of() is lock
 
     def drop_spare(self) -> None:
-        """Close the spare descriptor, if there is one. This thread then ends, unless it has a waiter."""
+        """Close the spare descriptor, if there is one. A thread without a spare descriptor and waiters ends."""
         try:
             # One chain removes and closes it (rule 1 in `interrupts`). Of two threads that come here, one finds it.
             system.in_one_chain(partial(list, map(system.os.close, map(set.pop, (self.spare,)))))
@@ -229,13 +231,13 @@ class _LockThread:
         self._wake.set()
 
     def add(self, waiter: _Waiter) -> None:
-        """Add `waiter`. The caller holds the guard."""
+        """Add `waiter`. The caller holds `_guard`."""
         self.remove()
         self.waiters.append(waiter)
         self._wake.set()
 
     def remove(self, *others: _Waiter) -> None:
-        """Remove `others`, and all waiters that wait no longer."""
+        """Remove `others`, and all waiters that have stopped waiting."""
         with _guard[0]:
             self.waiters[:] = [waiter for waiter in self.waiters if not waiter.gone and waiter not in others]
 
@@ -246,9 +248,10 @@ class _LockThread:
             return self.waiters[0] if self.waiters else None
 
     def _await_waiter(self) -> bool:
-        """Wait until there is a waiter, for as long as a spare descriptor is kept. If none comes, accept no more.
+        """Return True as soon as there is a waiter. Return False if no spare descriptor is kept, or after `KEEP_S`.
 
-        Both steps happen under one hold of the guard. Otherwise a waiter could join a thread that is about to end.
+        Before it returns False, it removes this thread from `_requests` without releasing `_guard`. Otherwise a waiter
+        could join a thread that is about to end.
         """
         deadline = system.time.monotonic() + KEEP_S
         while True:
@@ -263,7 +266,7 @@ class _LockThread:
             self._wake.wait(left)
 
     def _hand_over(self) -> bool:
-        """Hand the lock and the descriptor over to the first waiter; return False if none is left."""
+        """Hand the lock and the descriptor over to the first waiter. Return False if no waiter is left."""
         # The order matters. `adopt` gives the descriptor to the handle while the mutex is held, so the lock has
         # an owner at each moment: this thread until `self.fd` is -1, then the handle. The waiter is woken after that:
         # if it woke first, it would find no handover, and wait again for a lock that its own process holds.
@@ -298,7 +301,7 @@ class _LockThread:
 
 
 _requests: dict[tuple[int, int, int, int], _LockThread] = {}
-"""The threads of this process that wait in the kernel, by device, inode number, kind of lock and flags of open(2)."""
+"""The threads of this process that wait in the kernel. The key is (device, inode number, kind of lock, open flags)."""
 _guard = [system.threading.RLock()]
 """Protects `_requests` and the waiters of each. It is re-entrant because a signal handler may interrupt its holder and
 take it again."""

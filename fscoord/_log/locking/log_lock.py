@@ -1,7 +1,7 @@
 """`LogLock`: the advisory lock of a log, in one of three kinds. It reports its holder. A wait for it has a deadline.
 
-`LogLock.try_lock` and `LogLock.unlock` are attributes. For the kinds of lock that the kernel keeps, ``unlock`` is a C
-function with its arguments bound. A caller of this form ::
+`LogLock.try_lock` and `LogLock.unlock` are attributes. For the kernel's kinds of lock, ``unlock`` is a C function with
+its arguments bound. A caller of this form ::
 
     try:
         lock.try_lock()
@@ -9,10 +9,10 @@ function with its arguments bound. A caller of this form ::
     finally:
         lock.unlock()
 
-can't lose the lock to a KeyboardInterrupt. Python handles signals between a call and the next statement, and when it
+always releases the lock, even after a KeyboardInterrupt. Python handles signals between two statements, and when it
 enters a Python function, but not before a C function that is the first call of a ``finally`` block. If ``unlock`` were
-a Python function, or came second, Ctrl-C could skip it, and the lock would stay held until the process ends. To unlock
-a lock that is not held does nothing, so ``unlock`` may follow a ``try_lock`` that failed.
+a Python function, or came second, Ctrl-C could skip it, and the lock would stay held until the process ends. The
+``unlock`` of a lock that is not held does nothing, so it may follow a ``try_lock`` that failed.
 
 The log lock of session n is the byte range [L, L+1+n). All ranges share byte L, so they exclude each other. F_OFD_GETLK
 does not report the holder of a range, but it reports its length (fcntl(2)), and the length gives the session.
@@ -41,13 +41,13 @@ SPINS: Final = 3
 NAP_FIRST_S, NAP_S = 0.00005, 0.0005
 NAP_PHASE_S: Final = 0.02
 """How long a waiter naps and tries again before it waits in the kernel, in seconds. With many busy writers, naps are
-faster: a lock that the kernel grants to a sleeping process is unused until that process wakes."""
+faster: if the kernel grants the lock to a sleeping process, no process uses the lock until that process has woken."""
 IN_A_ROW_NAP_S: Final = 0.001
 IN_A_ROW_PHASES: Final = 2.5
-"""The nap of a writer that writes without a pause, and for how many `NAP_PHASE_S` it naps.
+"""How long each nap of a writer that writes without a pause takes, in seconds, and for how many `NAP_PHASE_S` it naps.
 
-Such a writer has just had the lock. While it naps, the writers that run get the lock more often at the first attempt,
-and a wake-up costs more than a write.
+The other writers get the lock at the first attempt more often while this writer naps. A wake-up costs more than a
+write, so few long naps are better than many short ones.
 """
 POLL_S: Final = 0.05
 DEADLOCK_NAP_S: Final = 0.001
@@ -63,12 +63,12 @@ def _nothing() -> None:
 
 
 def _no_descriptor() -> None:
-    """Refuse to use a descriptor that a fork has closed."""
+    """Raise OSError (EBADF), in place of `try_lock`, because a fork has closed the descriptor."""
     raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
 
 
 def no_ofd_locks(path: str) -> UnsupportedFilesystemError:
-    """Return the error of a platform without open-file-description locks."""
+    """Return the error for a platform without open-file-description locks."""
     return UnsupportedFilesystemError(
         f'{path}: this platform has no open-file-description locks; pass lock="flock" in every process',
         path=path,
@@ -83,23 +83,22 @@ class LogLock:
 
     Attributes:
         marker: the path of the symbolic link that exists while a soft lock is held.
-        fd: the descriptor of the log to which the kernel's lock belongs, open for writing.
+        fd: the descriptor of the log that the kernel locks, open for writing; -1 after a fork.
         try_lock: acquires the lock, or raises BlockingIOError at once.
         unlock: releases the lock, or does nothing if it is not held.
-        handover: a locked `threading.Lock` while the log's lock, granted for a waiter, is kept for the next thread that
-            takes `mutex`; otherwise None. That thread sets ``handover`` to None, calls ``release()`` on the old value,
-            and then has the log's lock. Nothing can interrupt the thread between these steps.
-        can_block: whether the kernel can be asked to wait for this lock.
-        is_closed: whether the lock will not be used any more.
-        session: the session whose range is locked. The length of the range names the holder.
-        file_key: identifies the file and the kind of lock, once a thread has waited for this lock.
+        handover: a locked `threading.Lock` if the kernel has granted the log's lock and no thread has taken it yet;
+            otherwise None. The next thread that takes `mutex` gets the log's lock: it sets ``handover`` to None, and
+            calls ``release()`` on the old value. Nothing can interrupt the thread between these steps.
+        can_block: whether a thread can wait for this lock in the kernel.
+        is_closed: whether `close` was called.
+        session: the session whose byte range is locked. The length of the range names the holder.
+        file_key: (device, inode number, kind of lock); None until a thread has waited for this lock.
         mutex: the process mutex of the log. A thread holds it while it calls `try_lock`, `unlock` or `bind`.
 
-    A `shared` lock excludes writers but not other readers, and a descriptor that is open for reading is enough for it.
-    Soft locks have no shared mode, so a shared soft lock does nothing.
+    A `shared` lock excludes writers but not other readers. Its descriptor may be open for reading only. A shared soft
+    lock does nothing, because soft locks have no shared mode.
 
-    The lock may move from one descriptor to another. Then `descriptors`, the open descriptors of the handle, changes
-    too.
+    `descriptors` are the open descriptors of the handle. The lock updates the set when it moves to another descriptor.
     """
 
     fd: int
@@ -123,7 +122,7 @@ class LogLock:
         self.bind(fd, 0)
 
     def bind(self, fd: int, session: int) -> None:
-        """Use descriptor `fd` from now on, and lock the range of `session` (0: not yet registered)."""
+        """Use descriptor `fd` from now on, with the byte range of `session` (0: not registered yet)."""
         self.fd, self.session = fd, session
         if self.kind == OFD:
             self._bind_ofd(fd, session)
@@ -135,10 +134,9 @@ class LogLock:
             self.try_lock, self.unlock = self._symlink_lock.acquire, self._symlink_lock.release
 
     def next_on(self, fd: int) -> LogLock:
-        """Return the lock that replaces this lock on descriptor `fd`, for the same session.
+        """Return a lock of the same kind and session on descriptor `fd`, which replaces this lock.
 
-        The new lock shares the symbolic link of a soft lock: if this lock fails to remove the link, the new lock
-        removes it.
+        Both share the symbolic link of a soft lock. If this lock fails to remove the link, the new lock removes it.
         """
         following = LogLock(self.path, fd, self.kind, self.mutex, self._descriptors, shared=self.shared)
         following._symlink_lock = self._symlink_lock
@@ -173,7 +171,7 @@ class LogLock:
         self.try_lock = try_lock
 
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
-        """Return the error to raise if `error` of a lock call means that the mount has no such locks, else None."""
+        """Return the error to raise if a lock call raised `error` because the mount has no such locks; else None."""
         is_soft = self.kind == SOFT
         if error.errno not in _REFUSALS and not (is_soft and error.errno == system.errno.EPERM):  # symlink(2)
             return None
@@ -187,15 +185,15 @@ class LogLock:
         )
 
     def is_taken(self, error: OSError) -> bool:
-        """Return whether `error` of `try_lock` means that the lock is held. fcntl(2) allows EAGAIN and EACCES."""
+        """Return whether `try_lock` raised `error` because the lock is held: EAGAIN or, for fcntl(2), EACCES."""
         return isinstance(error, BlockingIOError) or (self.kind == OFD and isinstance(error, PermissionError))
 
     def foreign_holder(self) -> str:
-        """Return, for a soft lock, why this process can't look for the holder; "" if it can."""
+        """Return why this process can't find out whether the holder of a soft lock is alive; "" if it can."""
         return symlink_lock.foreign(self.marker)
 
     def holder(self) -> int | str | None:
-        """Return the holder of the lock: a session's number (0: not registered), a description, or None if unknown."""
+        """Return who holds the lock: a session number (0: not registered yet), a description, or None if unknown."""
         if self.fd < 0:
             return None
         if self.kind == SOFT:
@@ -222,17 +220,17 @@ class LogLock:
         in_a_row: bool = False,
         show_life: Callable[[], None] | None = None,
     ) -> bool:
-        """Wait until another attempt to lock is worthwhile. Return whether the wait left other writers much time.
+        """Wait before the next attempt to lock. Return whether it was a long nap, so that others may have written much.
 
         Args:
-            attempt: the number of tries so far.
+            attempt: the number of attempts so far.
             waited: how long the caller has waited, in seconds.
             left: how long it may still wait, in seconds.
-            reopen: opens the log once more, and returns the descriptor.
-            flags: the flags of open(2) with which `reopen` opens it.
-            patient: nap and try for a while before waiting in the kernel.
+            reopen: a function that opens the log once more, and returns the descriptor.
+            flags: the flags of open(2) with which `reopen` opens the log.
+            patient: whether to nap and retry for a while before waiting in the kernel.
             in_a_row: whether the caller has just held the lock.
-            show_life: called at least every `LIFE_S` while the kernel is asked to wait.
+            show_life: a function to call at least every `LIFE_S` during a wait in the kernel; None: no call.
         """
         if patient and in_a_row and waited < IN_A_ROW_PHASES * NAP_PHASE_S:
             system.time.sleep(min(IN_A_ROW_NAP_S, left))
@@ -286,7 +284,7 @@ class LogLock:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
     def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
-        """Replace the descriptor by `fd`. `block` has acquired the lock on `fd` for `session`.
+        """Use descriptor `fd`, on which `block` has acquired the lock for `session`. Store `handover`.
 
         The caller holds the mutex. The old descriptor, which holds no lock, moves to the set `left`.
         """
@@ -303,7 +301,8 @@ class LogLock:
     def _change_range(self, session: int) -> None:
         """Change the locked range from the range of `session` to the range of this handle's session.
 
-        Byte L stays locked. The part of a longer range must go, because `unlock` releases the range of this handle.
+        Byte L stays locked. If the range becomes shorter, the rest is unlocked here, because `unlock` releases only the
+        range of this handle's session.
         """
         fcntl, longer = system.fcntl, session - self.session
         tail = system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, BASE + 1 + self.session, longer, 0) if longer > 0 else b""
@@ -331,8 +330,8 @@ class LogLock:
     def after_fork(self, mutex: Any) -> None:
         """Forget the parent's lock and handover in a forked child, and use `mutex` from now on.
 
-        The descriptor is closed already. The old mutex may be locked for ever. A thread that acquired the log's lock
-        and then waited for the old mutex would keep the lock from all processes.
+        The descriptor is closed already. In the child, the old mutex may stay locked for ever. A thread that had the
+        log's lock and waited for that mutex would never release the log's lock.
         """
         self.mutex = mutex
         self.handover = None
@@ -340,7 +339,7 @@ class LogLock:
         self.try_lock, self.unlock = _no_descriptor, _nothing
 
     def close(self) -> None:
-        """Unlock a lock that was handed over and not taken, and cancel all waits. The caller holds the mutex."""
+        """Cancel all waits. If the lock was handed over and not taken yet, unlock it. The caller holds the mutex."""
         self.is_closed = True
         handover, self.handover = self.handover, None
         if handover is not None:

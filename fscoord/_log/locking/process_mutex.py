@@ -13,8 +13,8 @@ class ProcessMutex:
             thread, a plain lock would deadlock. With a re-entrant lock, the handler finds ``is_inside`` set and gets an
             error.
         is_inside: whether the thread that holds ``mutex`` is inside an operation. Only that thread reads or writes it.
-        leader: the thread that leads combined writes of this log, or 0. A signal handler of that thread must not wait
-            for an answer. Other threads compare it with their own identity only.
+        leader: the id of the thread that leads combined writes of this log; 0 if there is none. A signal handler in
+            that thread must not wait for the leader. Another thread only compares it with its own id.
     """
 
     def __init__(self, key: LogKey) -> None:
@@ -22,7 +22,7 @@ class ProcessMutex:
         self.renew()
 
     def renew(self) -> None:
-        """Create the mutex; in a forked child, create it again, because the thread that held it does not exist."""
+        """Create a new mutex. A forked child needs one, because the thread that held the old mutex does not exist."""
         self.mutex = system.fake_fs_mutex if system.is_fake_fs() else system.threading.RLock()
         self.is_inside = False
         self.leader = 0
@@ -34,7 +34,7 @@ _guard = [system.threading.RLock()]
 
 
 LogKey = tuple[bytes, int, int]
-"""Identifies a log: its id, and the device and inode number of generation 0. A copy of the log has the same id."""
+"""Identifies a log on this host: (id, device of generation 0, its inode number). A copy of the log has the same id."""
 
 
 def process_mutex_for(key: LogKey) -> ProcessMutex:

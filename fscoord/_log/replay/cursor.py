@@ -1,10 +1,11 @@
-"""`Cursor`: read a log forward, record by record, and apply each to the state machine.
+"""`Cursor`: read a log forward, and apply its records to the state machine.
 
-On a local file system a reader takes no lock: the checksums show whether the last record is complete. Without the lock,
-bytes that do not fit may be a record that is being written at this moment. So a verdict of damage counts only under the
-lock, and a reader without the lock raises `NeedsLock`.
+On a local file system a reader takes no lock: the checksums show whether the last record is complete. Bytes with a
+wrong checksum may belong to a record that is being written at this moment. So a reader without the lock raises
+`NeedsLock`, and only a reader with the lock reports damage.
 
-The cursor stops after a seal. Its caller enters the next generation (`generations.follower`).
+The cursor stops after a seal, the last record of a generation. Its caller then enters the next generation
+(`generations.follower`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fscoord.errors import StoreGoneError, StoreTimeoutError, StoreUnavailableEr
 CHUNK: Final = 1 << 16
 
 SCAN_GRACE_S: Final = 0.03
-"""How long to examine the bytes after a torn record, in seconds, even with a timeout of 0."""
+"""The shortest time for examining the bytes after a torn record, in seconds, even if the timeout is 0."""
 
 
 class Cursor:
@@ -36,7 +37,7 @@ class Cursor:
 
     Args:
         handle: the state of the handle, whose ``machine`` and ``table`` apply the records.
-        on_control: called when control records are read, because these concern every waiter.
+        on_control: a function that is called when control records were read, because they concern every waiter.
     """
 
     def __init__(self, handle: HandleState, on_control: Callable[[], object] | None = None) -> None:
@@ -44,7 +45,7 @@ class Cursor:
         self._on_control = on_control
 
     def seek(self, place: LogPosition) -> None:
-        """Set the position to `place`, and drop the bytes that were read and not applied."""
+        """Move to `place`, and discard the bytes that were read but not applied."""
         handle = self._handle
         system.os.lseek(handle.reader_fd, place.offset, 0)
         handle.offset, handle.chain = place
@@ -62,19 +63,19 @@ class Cursor:
     def advance(self, data: bytes, *, locked: bool) -> bool:
         """Apply the records in `data`, then read and apply all further records of the file.
 
-        If ``handle.short_read_is_end`` is false, only a read of 0 bytes proves the end of the file. On some file
-        systems, a read before the end may return fewer bytes than requested. A writer must have read to the end.
-        Otherwise the chain of its record would be wrong.
+        A writer must have read to the end. Otherwise the chain of its record would be wrong. If
+        ``handle.short_read_is_end`` is false, only a read of 0 bytes proves the end of the file, because on some file
+        systems a read before the end may return fewer bytes than requested.
 
         ``handle.pending`` holds the bytes between ``handle.offset`` and the position of the descriptor. They are the
         beginning of a record that has not been read completely.
 
         Args:
             data: the bytes after ``pending``, which the caller has just read from the descriptor.
-            locked: whether the caller holds the log lock, so that a verdict of damage is final.
+            locked: whether the caller holds the log lock. Under the lock, bytes that are not a record are damaged.
 
         Returns:
-            Whether a seal was read. Nothing after it is applied, and ``handle.seal`` names the next generation.
+            Whether a seal was read. Records after the seal are not applied. ``handle.seal`` names the next generation.
 
         Raises:
             NeedsLock: the bytes look damaged, and the lock is not held.
@@ -83,16 +84,16 @@ class Cursor:
         handle = self._handle
         asked = CHUNK
         while data:
-            # Under the lock of a local file, a short read is not enough: it may be short because of an error of the
-            # disk, and a record that is appended after records that were not read would have a wrong chain. Nor is it
-            # enough for a handle that has not joined a run yet, because it could join a run that is over.
+            # Under the lock of a local file, a short read does not prove the end: a disk error may have made it short,
+            # and a record that is appended after unread records would have a wrong chain. A handle that has not joined
+            # a run yet must also read to the end, or it could join a run that is over.
             is_firm = handle.may_lie or (handle.is_settled and not locked)
             is_end = len(data) < asked and handle.short_read_is_end and is_firm
             if handle.pending:
                 data = handle.pending + data
             records, others, used, chain, missing = record.decode(data, handle.chain)
             if others and record.SEAL in map(itemgetter(0), others):
-                # Records after a seal don't count: a handle that has already followed the seal will never read them,
+                # Records after a seal are not applied: a handle that has already followed the seal never reads them,
                 # and all handles must have the same state.
                 data = data[: record.end_of_first(data, record.SEAL)]
                 records, others, used, chain, missing = record.decode(data, handle.chain)
@@ -134,9 +135,9 @@ class Cursor:
         return False
 
     def apply(self, records: Sequence[Record], data: bytes) -> None:
-        """Apply `records`, which are all data or all control records. `data` begins with their bytes.
+        """Apply `records`, which are all data records or all control records. The caller updates the offset.
 
-        The caller moves the offset.
+        `data` begins with the bytes of `records`.
         """
         if records[0][0] not in record.DATA_KINDS:
             self._apply_control(records)
@@ -181,14 +182,14 @@ class Cursor:
                 raise self.finished()
 
     def finished(self) -> StoreGoneError:
-        """End the handle because all participants have left the run that it has joined, and return the error."""
+        """End the handle because all participants of its run have left. Return the error."""
         count = self._handle.table.world_size
         return self._handle.gone(
             f"is finished: all {f'{count} participants' if count else 'participants'} have closed it"
         )
 
     def _file_has(self, missing: int) -> bool:
-        """Return whether the file has `missing` bytes more than were read."""
+        """Return whether the file has at least `missing` bytes after those that were read."""
         handle = self._handle
         if not handle.may_lie:
             size = system.os.fstat(handle.reader_fd).st_size
@@ -200,22 +201,22 @@ class Cursor:
     def _sync(self) -> None:
         """Sync the records that were just read, before the caller acts on them.
 
-        Another process may have written these records and died before its own sync. After a failed sync the kernel may
-        drop the pages, so a second fdatasync(2) would succeed without effect. A failed sync therefore ends the handle.
+        The process that wrote them may have died before its own sync. A failed sync ends the handle and is not retried.
+        The kernel may have dropped the pages, and then a second fdatasync(2) would succeed without writing them.
         """
         handle = self._handle
         try:
             system.sync_data(handle.reader_fd)
         except OSError as error:
             raise_if_foreign(error)
-            handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            handle.finish(StoreUnavailableError, "could not be synced, so writes may be lost; open the store again")
             raise safe_files.unavailable(error, handle.path, "syncing the log") from error
         handle.recovery = POSITION
 
     # -- torn tails ------------------------------------------------------------------------------------------------
 
     def _skip_void(self, *, locked: bool) -> bool:
-        """Move past the bad bytes at the offset if a void skips them; return False if no void was written yet."""
+        """Move past the torn record at the offset if a VOID follows it. Return False if no VOID was written yet."""
         verdict = self.examine()
         if isinstance(verdict, torn_tail.Damage):
             if not locked:
@@ -228,14 +229,14 @@ class Cursor:
         return True
 
     def _stay_before_torn_record(self) -> None:
-        """Move back to the end of the last good record: the bytes after it are torn, or are still being written."""
+        """Move back to the end of the last good record. The bytes after it are torn, or are still being written."""
         self.move(self._handle.offset, self._handle.chain)
         self._handle.is_torn = True
 
     def examine(self) -> torn_tail.Skip | torn_tail.Torn | torn_tail.Damage:
-        """Return the verdict on the bytes after the last good record.
+        """Classify the bytes after the last good record.
 
-        The bytes are read through another descriptor, because `torn_tail.examine` moves the position of its descriptor.
+        The bytes are read through another descriptor, because `torn_tail.examine` changes the descriptor's position.
         """
         handle = self._handle
         fd = reopen(handle, handle.read_flags)

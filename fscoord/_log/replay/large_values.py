@@ -1,8 +1,8 @@
-"""`LargeValues`: the long values of one handle, which are left in the file.
+"""`LargeValues`: read the spilled values of one handle, which stay in the file and not in memory.
 
-The offset of a long value counts only in the generation in use. When the handle enters the next generation, it finds
-the value in the snapshot there. To find the value, the handle reads the heads of the snapshot's records, without their
-values. So the file of a superseded generation can be closed at once.
+The offset of a spilled value is valid only in the generation in use. When the handle enters the next generation, it
+finds the new offsets: it reads the heads of the snapshot's records there, without their values. So the file of the
+superseded generation can be closed at once.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
 _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
-"""Recovery flags with which the descriptor may be that of another file."""
+"""Recovery flags with which the read descriptor may refer to another file."""
 SERVER_FORGOT: Final = frozenset(
     getattr(system.errno, name) for name in ("ESTALE", "EIO", "ENOTCONN", "ESHUTDOWN") if hasattr(system.errno, name)
 )
-"""The errors of a file server that has restarted or evicted this host, or whose file another host has removed."""
+"""The errors of system calls after the file server has restarted or evicted this host, or another host has removed the
+file."""
 TRIES: Final = 4
-"""How many times in a row an operation on a file that the server has forgotten is tried. The last error is raised."""
+"""How many times an operation is tried if the server has forgotten the file. Then the error is raised."""
 
 
 class LargeValues:
-    """Reads the long values, which one handle keeps out of memory."""
+    """Reads the spilled values of one handle."""
 
     def __init__(self, handle: HandleState, cursor: Cursor) -> None:
         self._handle = handle
@@ -37,9 +38,9 @@ class LargeValues:
         self._forgotten = 0
 
     def relocate(self, place: LogPosition) -> None:
-        """Find the offsets of the long values in a new generation. Its snapshot ends at `place`.
+        """Replace the offsets of the spilled values by their offsets in the next generation's snapshot.
 
-        If a value is missing in the snapshot, read the whole generation again.
+        The snapshot ends at `place`. If a value is missing in it, the cursor is reset, to read the whole generation.
         """
         handle = self._handle
         long = spill.find_long(handle.reader_fd, handle.start, place, handle.spill_at)
@@ -51,10 +52,10 @@ class LargeValues:
             self._cursor.reset()
 
     def read_unlocked(self, spilled: Spilled) -> bytes:
-        """Return the bytes of a long value. `Log.inspect` calls this under the mutex, and without the log's lock.
+        """Return the bytes of a spilled value. The caller holds the mutex, but not the log's lock.
 
         Raises:
-            NeedsLock: the read failed, or the bytes have changed. `read_locked` raises the reason.
+            NeedsLock: the read failed, or the bytes have changed. `read_locked` finds out which.
         """
         if self._handle.recovery & _LOST:
             raise NeedsLock
@@ -68,13 +69,13 @@ class LargeValues:
         return value
 
     def read_locked(self, spilled: Spilled) -> bytes:
-        """Return the bytes of a long value. The caller holds the log's lock, so the verdict is final.
+        """Return the bytes of a spilled value. The caller holds the mutex and the log's lock.
 
         Raises:
-            CorruptLogError: the bytes have changed since they were read first.
+            CorruptLogError: the bytes have changed since they were first read.
             StoreGoneError: the file was truncated.
             StoreUnavailableError: a system call failed.
-            OSError: the server has forgotten the file; the present transaction reopens it and tries again.
+            OSError: the server has forgotten the file. The transaction reopens the file and tries again.
         """
         handle = self._handle
         try:
@@ -97,7 +98,7 @@ class LargeValues:
         return value
 
     def _read_past_cache(self, spilled: Spilled) -> bytes | None:
-        """Read from a new descriptor and past the cache, because the cache of the mount may not be valid."""
+        """Return the bytes of `spilled` from the server, because the cache of the mount may be stale."""
         handle = self._handle
         try:
             fd = reopen(handle, handle.read_flags)

@@ -1,7 +1,7 @@
-"""`LogWriter`: append one record at the end of the log, and void a torn tail.
+"""`LogWriter`: append one record at the end of the log, or a VOID after a torn record.
 
 The caller holds the process mutex and the log lock, and has read to the end. Nothing is ever truncated or overwritten.
-If a writer died in the middle of a record, the next writer appends a void after the torn bytes.
+If a writer died in the middle of a record, the next writer appends a VOID record, with which readers skip the torn one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class LogWriter:
 
     Args:
         handle: the state of the handle.
-        cursor: its position.
-        write: the `Access.write` of the mount: writes bytes at the end of the file, and syncs them if the log is
+        cursor: the cursor of the handle.
+        write: `Access.write` for the mount. It writes bytes at the end of the file, and syncs them if the log is
             durable.
 
     Attributes:
-        last_time: the time of the last record, in ns by the wall clock.
+        last_time: the time of the last record (wall time in nanoseconds).
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
@@ -39,7 +39,7 @@ class LogWriter:
         self.last_time = 0
 
     def next_time(self) -> int:
-        """Return the time of the next record, in ns by the wall clock. It rises with each record of a session."""
+        """Return the time of the next record (wall time in nanoseconds). It is later than that of the last record."""
         self.last_time = max(system.wall_time_ns(), self.last_time + 1)
         return self.last_time
 
@@ -57,11 +57,11 @@ class LogWriter:
         data, chain = record.encode(kind, key, value, session, time_ns, handle.chain)
         size = len(data)
         self._write(data)
-        # The record counts from here on, so it is applied only now. The descriptor must skip the record before the next
-        # read. Otherwise the record would be applied twice. The flag covers all these lines: after an interruption
-        # between any two of them, recovery reads the generation again, and finds the record there.
+        # The record has taken effect, so it is applied now. The read descriptor must move past it before the next read.
+        # Otherwise the record would be applied twice. The flag covers all these lines: after an interruption between
+        # any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
-        # The cheapest certain sign that the record is in the log, after all records before it: where it has landed.
+        # The position after the write shows whether the record directly follows all records that were read.
         if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + size:
             handle.check_landing()
         system.os.lseek(handle.reader_fd, size, 1)
@@ -75,10 +75,7 @@ class LogWriter:
         handle.recovery = POSITION
 
     def void_tail(self) -> None:
-        """Append a void after the torn record at the end of the log, if there is one.
-
-        The caller holds the lock, so no other writer is still writing the torn bytes.
-        """
+        """Append a VOID if the log ends with a torn record. The caller holds the lock, so no process still writes."""
         handle = self._handle
         if not handle.pending and not handle.is_torn:
             return
@@ -98,7 +95,7 @@ class LogWriter:
 
 
 def append_each(append: Callable[..., object], records: Iterable[tuple[Any, ...]]) -> None:
-    """Call `append` with each of `records`. An error has ``maybe_applied`` set if an earlier record was written."""
+    """Call ``append(*each)`` for each of `records`. If it fails after the first record, set ``maybe_applied``."""
     is_first = True
     try:
         for each in records:

@@ -1,18 +1,19 @@
-"""`Extent`: consecutive bytes of a log, as a handle has read or written them, and the shared extent of a node.
+"""`Extent`: consecutive bytes of a log that a handle has read or written. The processes of a node share an extent.
 
-On a mount that several hosts share, each read is a request to the server. The last arrival at a barrier wakes all
-ranks of a node, and each of them would read the same records from the server. Instead the process that rings first
-copies the bytes that it has read and written last into the node's bell. A waiter that is rung continues from there.
+On a mount that several hosts share, each read is a request to the server. The last arrival at a barrier wakes all ranks
+of a node (a host), and each of them would read the same records from the server. Instead, before a process rings the
+node's bell, it copies the bytes that it has read or written last into the bell file. A waiter that wakes applies the
+records in these bytes.
 
-The extent may be old, torn or lost, like everything in a bell:
+The extent in the bell may be old, torn or lost:
 
-- The checksum shows whether the extent is complete. Two processes may write at once.
-- Every byte is a byte of the file, and belongs to a complete record that counts. So a waiter that continues from an
-  extent is where it would be after a read of the server at some moment between its last read and now.
-- An extent proves that a record exists, never that it does not. A waiter that does not find its key in the extent arms
-  the bell again, and reads from the server before it sleeps (`stores.file.waits.FileWait`).
+- A checksum shows whether the extent is complete, because two processes may write it at once.
+- Its bytes are bytes of the log's file, and belong to complete records. So a waiter that applies them has the state
+  that a read from the server would have given at some moment since its last read.
+- An extent may prove that a key exists, but never that it does not exist. A waiter that does not find its key in the
+  extent arms the bell again, and reads from the server before it sleeps (`stores.file.waits.FileWait`).
 
-The bell lies in a directory that is private to the user, so only processes of this user on this host write the extent.
+The bell is in a directory that is private to the user, so only processes of this user on this host write the extent.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 EXTENT_MAX: Final = 60 << 10
-"""The most bytes that are kept. It is less than one read (`cursor.CHUNK`). They hold the arrivals of some 1,200
-ranks."""
+"""The largest size of an extent, in bytes: enough for the arrivals of about 1,200 ranks at a barrier. One read of the
+log returns more (`cursor.CHUNK`)."""
 
 FileId = tuple[int, int, int]
-"""One file of a log: its device, its inode number, and its generation, because a later file may get the same inode."""
+"""Identifies a file of a log: (device, inode number, generation). A later file may get the same inode number."""
 
 
 class Extent(NamedTuple):
-    """Bytes of one file. They belong to complete records that count, so they never change.
+    """Consecutive bytes of one file. They belong to complete records, so they never change.
 
     Attributes:
         file: the file.
-        start: the offset of the first byte, which may lie within a record.
-        data: the bytes. The last one is the end of a record.
+        start: the offset of the first byte. It may be in the middle of a record.
+        data: the bytes. They end with the end of a record.
     """
 
     file: FileId
@@ -53,7 +54,7 @@ class Extent(NamedTuple):
 
 
 def joined(last: Extent | None, new: Extent) -> Extent:
-    """Return the last `EXTENT_MAX` bytes of `last` and `new`; those of `new` alone, if there is a gap between them."""
+    """Return the last `EXTENT_MAX` bytes of `last` and `new` together; of `new` alone if it does not follow `last`."""
     file, start, data = new
     if last is not None and last.file == file and last.end == start:
         start, data = last.start, last.data + data
@@ -62,16 +63,17 @@ def joined(last: Extent | None, new: Extent) -> Extent:
 
 
 EXTENT_OFFSET: Final = CELLS_END + 3 * SIZE
-"""The offset of the extent in the bell: it comes after the two tables of `node_poller.NodeProbes`."""
+"""The offset of the extent in the bell file. It follows the two tables of `node_poller.NodeProbes`."""
 
 _HEAD = Struct("<IIQQQQ")
-"""The checksum of the rest; the number of bytes; device, inode number and generation of the file; the offset in it."""
+"""Checksum of all that follows, size of the data, device, inode number and generation of the file, offset of the data
+in it."""
 
 
 def publish(bell: Doorbell, extent: Extent) -> None:
-    """Make `extent` the shared extent of the node, unless the present extent goes further.
+    """Write `extent` into the bell, unless the extent there ends at a later offset of the same file.
 
-    Errors are dropped. The disk of the bell may be full, and a ring does not need the extent.
+    Errors are ignored: a ring works without an extent.
     """
     with ignoring(OSError):
         seen = system.os.pread(bell.fd, _HEAD.size, EXTENT_OFFSET)
@@ -84,7 +86,7 @@ def publish(bell: Doorbell, extent: Extent) -> None:
 
 
 def read(bell: Doorbell) -> Extent | None:
-    """Return the shared extent of the node; None if there is none, or if it is not complete."""
+    """Return the extent in the bell; None if there is none, or it is incomplete."""
     try:
         found = system.os.pread(bell.fd, _HEAD.size + EXTENT_MAX, EXTENT_OFFSET)
     except OSError as error:  # `fall_back_to_polling` closes a bell that fails

@@ -1,9 +1,8 @@
-"""`KernelCall`: a system call that may hang in the kernel. A thread reports a call that hangs.
+"""`KernelCall`: registers a system call that may hang in the kernel. A watchdog thread reports a call that hangs.
 
 A call hangs, for example, while the server of a hard NFS mount does not answer. Such a call can't be interrupted, so no
-deadline can end it. While a log on a shared mount is open, the thread checks the calls of its handles. When a call has
-taken `FIRST_S` seconds, the thread logs a warning with the path and the duration. It logs another warning each time the
-duration has doubled.
+deadline can end it. While a log on a shared mount is open, the watchdog thread checks the calls of its handles. After
+`FIRST_S` seconds it logs a warning with the path and the duration, and again each time the duration has doubled.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
 FIRST_S = 10.0
-"""How long a call may take before the first warning, in seconds. The duration doubles before each further warning."""
+"""How long a call may take before the first warning, in seconds. Each further warning comes after twice the time."""
 
 
 class KernelCall:
-    """The call that one handle is making in the kernel, if any. A ``with`` statement holds one call.
+    """Records whether one handle is inside a system call, and since when. Used as a context manager around the call.
 
     Args:
         path: the path of the log.
@@ -34,7 +33,7 @@ class KernelCall:
         _open.add(self)
 
     def begin(self) -> None:
-        """Record that a call that may hang begins."""
+        """Record that a call begins which may hang."""
         self._warn_after = FIRST_S
         self._since = system.time.monotonic()
         _watchdog.ensure_running()
@@ -53,10 +52,10 @@ class KernelCall:
             _watchdog.wake.set()
 
     def warn_if_stuck(self, now: float) -> None:
-        """Log a warning if the call takes too long. The watchdog's thread calls this, without a lock.
+        """Log a warning if the call has taken too long at time `now` (monotonic). The watchdog thread calls this.
 
-        The handle's thread may end the call, or begin another, between any two lines. The only effect is one warning
-        too many or too few.
+        No lock is held, so the handle's thread may end the call, or begin another, between any two lines. At worst,
+        there is one warning too many or too few.
         """
         since = self._since
         if since and now - since >= self._warn_after:
@@ -78,7 +77,7 @@ class HangWatchdog:
         _watchdogs.add(self)
 
     def reset(self) -> None:
-        """Set the state without a thread and without a call: at the beginning, and in a forked child."""
+        """Set the initial state, without a thread and a call. A forked child calls this as well."""
         self.wake = system.AutoResetEvent()
         self._thread: Any = None
         for call in list(_open):

@@ -1,20 +1,20 @@
 """`NetworkAccess`: coherent reads and writes of a log that several hosts share.
 
-Measured on a kernel NFS server with two clients: while a process of a host has the log open for writing, a read through
-that host's cache may return zeros instead of data, with the right length, for ever. Neither open(2) nor fstat(2) nor
-the mount options ``noac`` and ``actimeo=0`` help. A direct read (O_DIRECT) is one request to the server, and returns
-new data. A read under a lock also returns new data, because taking the lock empties the cache. Such a read costs four
-requests.
+On NFS, a read through the cache is not coherent: while a process on this host has the log open for writing, the read
+may return zeros instead of data, with the right length. Neither open(2) nor fstat(2) nor the mount options ``noac`` and
+``actimeo=0`` prevent that (measured with a kernel NFS server and two clients). A direct read (O_DIRECT) is one request
+to the server, and returns new data. A read under a lock also returns new data, because taking the lock empties the
+cache. It costs four requests.
 
 Every append is sent to the server before the lock is released. Only fsync(2) reports an append that did not arrive:
 ENOSPC and EDQUOT may come late (write(2)), and EIO is the error after a lock was lost (fcntl(2), "Lost locks").
 
-To the kernel a marker is not a lock, so a process that holds the marker can't rely on the NFS client's caches. An
-append through the cache may begin in a page that the host has read long ago, and the client sends that whole page. In
-this way one host wrote zeros over acknowledged records of another, in 4 of 4 runs on Linux 6.1. So no byte of such a
-log goes through the cache (`SymlinkLockAccess`). NFS refuses O_DIRECT together with O_APPEND (fs/nfs/file.c,
-``nfs_check_flags``). The writer therefore requests the end of the file from the server, and writes there. No other
-process moves the end while the marker exists.
+A soft lock is a symbolic link, which the kernel does not treat as a lock. So it does not make the NFS client's cache
+valid. An append through the cache may begin in a page that was cached long ago, and the client sends the whole page to
+the server. So it can overwrite records of other hosts with zeros. Therefore no byte of a log with a soft lock goes
+through the cache (`SymlinkLockAccess`). NFS refuses O_DIRECT together with O_APPEND (fs/nfs/file.c,
+``nfs_check_flags``). The writer therefore asks the server for the end of the file, and writes there. The end does not
+move meanwhile, because this process holds the soft lock.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreUnavailableError
 
 PATH_CHECK_S: Final = 1.0
-"""How old the last comparison of the path with the file may be, in seconds. Each comparison is a request to the
-server."""
+"""How often the path is compared with the file, in seconds. Each comparison is a request to the server."""
 
 SETTLE_S: Final = 1.2
-"""How long a cache that no lock empties may be out of date, in seconds. The time-outs of FUSE and GlusterFS are one
+"""How long a cache that a lock does not empty may be stale, in seconds. The time-outs of FUSE and GlusterFS are one
 second by default."""
 
 BLOCKED_S: Final = 5.0
@@ -54,13 +53,14 @@ client whose call was blocked until then may have answered it from the size befo
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1
-"""How many times to try to open a log that the server reports as stale, and the longest pause between two attempts, in
-seconds. All attempts together take five seconds."""
+"""How many times to try to open a log that the server reports as stale (ESTALE), and the longest pause between two
+attempts, in seconds. All attempts together take five seconds."""
 PIECE: Final = 1 << 18
 """The size of one WRITE request in bytes if the mount options don't state it."""
 
 REVALIDATE_BYTE: Final = BASE - 1
-"""The byte that no process locks exclusively. A shared lock on it never waits, and empties the cache."""
+"""The offset of a byte that no process locks exclusively. A shared lock on it is granted at once, and empties the
+cache."""
 
 
 class NetworkAccess:
@@ -68,8 +68,9 @@ class NetworkAccess:
 
     Attributes:
         coherence: ``"direct"`` or ``"locked"``. If the mount refuses direct reads, ``"direct"`` becomes ``"locked"``.
-        piece: the most bytes that one request to the server writes.
-        recent: the last bytes that this handle has read or written, for the other processes of the host; None: none.
+        piece: how many bytes one request to the server can write.
+        recent: the last bytes that this handle has read or written, to share with other processes on this host; None
+            if there are none.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount, coherence: str) -> None:
@@ -82,7 +83,7 @@ class NetworkAccess:
         self._append = FileAppender(handle).write
         self.recent: Extent | None = None
         self._stale_in_a_row = self._stale_generation = 0
-        self._has_written = False  # whether this handle wrote under the lock that it holds, or held last
+        self._has_written = False  # whether this handle has written since it last took the lock
         self._seen = (0, 0)  # the furthest generation and offset that this handle has read or written
         self._read_at = 0.0  # when the last read(2) returned (monotonic, in seconds)
         handle.is_shared = handle.may_lie = True
@@ -95,8 +96,8 @@ class NetworkAccess:
         # On Lustre a read that meets an eviction may return the bytes before it.
         handle.short_read_is_end = is_direct and not self._mount.is_lustre
         handle.read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
-        # With O_RDWR the kernel fetches the page in which an append begins, which is one more request. A reader under a
-        # lock still needs O_RDWR, because a shared lock needs a descriptor that is open for reading.
+        # With O_RDWR, an append costs one more request, because the kernel reads the page in which the append begins.
+        # Reads under a lock need O_RDWR all the same: a shared lock needs a descriptor that is open for reading.
         handle.write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
 
     @property
@@ -106,7 +107,7 @@ class NetworkAccess:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
-        """Call `call` again after an error, because the first use of a name that the NFS client has cached may fail."""
+        """Open the log by calling `call`. Repeat it after ESTALE (the NFS client has cached an old name)."""
         handle = self._handle
         for attempt in range(1, OPEN_TRIES + 1):
             try:
@@ -121,11 +122,11 @@ class NetworkAccess:
             system.time.sleep(min(PAUSE_S * (attempt - 1), OPEN_PAUSE_S))
 
     def reopened(self) -> None:
-        """Record that the name may belong to another file of the server by now."""
+        """Make the next read check the path, because the name may belong to another file on the server by now."""
         self._handle.path_checked_at = 0.0
 
     def _refuses_direct(self, error: OSError) -> bool:
-        """Return whether `error` means that the mount has no direct reads. If so, change to reads under a lock."""
+        """Return whether `error` shows that the mount refuses direct reads. If so, change to reads under a lock."""
         if self.coherence != DIRECT or error.errno != system.errno.EINVAL:
             return False
         self._set_mode(LOCKED)
@@ -184,7 +185,7 @@ class NetworkAccess:
         return False
 
     def _advance(self, data: bytes, *, locked: bool) -> bool:
-        """Pass `data` to the cursor, and keep the bytes if they are complete records."""
+        """Pass `data` to the cursor, and keep the bytes in ``recent`` if they are complete records."""
         handle = self._handle
         start, is_at_record = handle.offset, not (handle.pending or handle.is_torn)
         is_sealed = self._cursor.advance(data, locked=locked)
@@ -195,12 +196,12 @@ class NetworkAccess:
         return is_sealed
 
     def read_extent(self, extent: Extent) -> bool | None:
-        """Continue from `extent`, which another process of the host has read. No request is made for the bytes.
+        """Apply the records in `extent`, which another process on this host has read, without a request to the server.
 
-        The path is not checked either: a caller that does not find there what it waits for calls `read`.
+        The path is not checked. A caller that still waits after this calls `read`, which checks the path.
 
         Returns:
-            What `read` returns; None if `extent` has no bytes after the handle's position.
+            Whether a seal was read; None if `extent` has no bytes after the handle's position.
         """
         handle = self._handle
         if self.coherence != DIRECT or handle.pending or handle.is_torn or extent.file != self._file:
@@ -210,7 +211,7 @@ class NetworkAccess:
         done = handle.offset - extent.start
         if not 0 <= done < len(extent.data):
             return None
-        # A rank that only meets others at barriers makes no other read, and must keep its byte all the same.
+        # A process that only uses barriers makes no other read, and must keep its liveness byte locked all the same.
         self._liveness.check_byte(system.time.monotonic())
         system.os.lseek(handle.reader_fd, extent.end, 0)
         return self._advance(extent.data[done:], locked=False)
@@ -218,9 +219,9 @@ class NetworkAccess:
     def _read_under_revalidation(self) -> bool:
         """Read under a shared lock on `REVALIDATE_BYTE`.
 
-        When the NFS client acquires a lock, it drops the cached pages of the file, so the server answers the read that
-        follows. The lock excludes no writer, because writers lock other bytes. It is released after the read, so that
-        the next read acquires it again.
+        When an NFS client acquires a lock, it drops the cached pages of the file, so the next read gets its data from
+        the server. The lock does not exclude writers, which lock other bytes. It is released after the read, because
+        only a new lock drops the cache again.
         """
         fcntl, fd = system.fcntl, self._handle.lock.fd
         try:
@@ -249,7 +250,7 @@ class NetworkAccess:
             system.drop_cached_pages(handle.reader_fd)
 
     def _check_path(self, now: float) -> None:
-        """Check that the path still leads to the file. Only open(2) is sure to ask the server."""
+        """Check that the path still leads to the file. Open it for that: only open(2) always asks the server."""
         self._bypass_cache()
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
@@ -265,20 +266,20 @@ class NetworkAccess:
     # -- before the lock, and with it ------------------------------------------------------------------------------
 
     def before_lock(self) -> None:
-        """Make the requests that are due, before the lock is acquired: here they delay no other writer."""
+        """Check the liveness byte if that is due. Before the lock is taken, the requests delay no other writer."""
         self._liveness.check_byte(system.time.monotonic())
 
     def catch_up(self) -> bool:
-        """Apply every record up to the end of the file, which must be certain: the next record is written there.
+        """Apply every record up to the end of the file, under the lock. Return whether a seal was read.
 
-        An unlocked read may have seen a record of which only some pages had arrived at the server. So ``pending`` bytes
-        are read again. Bytes that look damaged, torn or truncated may come from a stale cache. So they are read again,
-        past the cache, for `SETTLE_S`, or for `PAUSE_S` if reads are direct. After that time a cache can't be the
-        reason. A read that was blocked for `BLOCKED_S` is repeated once.
+        The next record is written at the end, so the end must be certain. An earlier read without the lock may have
+        returned a record of which only some pages had arrived at the server, so ``pending`` bytes are read again. Bytes
+        that look damaged, torn or truncated may come from a stale cache. So they are read again, past the cache, for
+        `SETTLE_S` seconds, or `PAUSE_S` if reads are direct. After that time, the cache can't be the reason. A read
+        that was blocked for `BLOCKED_S` seconds is repeated once.
 
-        The comparison of the path, if it is due, costs no request of its own: the reply to open(2) contains the size
-        and the link count, which would otherwise need a request. Before the lock the comparison would be one more
-        request.
+        If a comparison of the path is due, it is made here and not before the lock, because here it costs no further
+        request: the reply to open(2) contains the size and the link count, which are needed anyway.
         """
         handle = self._handle
         self._has_written = False
@@ -317,9 +318,9 @@ class NetworkAccess:
         return True
 
     def _is_caught_up(self, *, final: bool) -> bool:
-        """Read on. Return whether a seal or the end of the file was reached.
+        """Read further. Return whether a seal or the end of the file was reached.
 
-        If this is the `final` attempt, raise an error instead of returning False.
+        If `final` is true, raise an error instead of returning False.
         """
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
@@ -348,7 +349,7 @@ class NetworkAccess:
         return False
 
     def _read_locked(self, *, final: bool) -> bool | None:
-        """Read on. Return True after a seal, False if the bytes look damaged and it is not `final`, otherwise None."""
+        """Read further. Return True after a seal, False if the bytes look damaged and `final` is false, else None."""
         try:
             return self._read_on(locked=True) or None
         except CorruptLogError:
@@ -358,7 +359,7 @@ class NetworkAccess:
             return False
 
     def _check_identity(self) -> None:
-        """Raise `StoreGoneError` if the path leads to another log whose file has the same inode number."""
+        """Raise `StoreGoneError` if the path now leads to another log, whose file has got the same inode number."""
         handle = self._handle
         with safe_files.closing_owned(reopen(handle, handle.read_flags), handle.owned_fds) as fd:
             try:
@@ -369,9 +370,9 @@ class NetworkAccess:
             raise handle.gone("was replaced by another log")
 
     def _reopen_writer(self) -> None:
-        """Replace the descriptor for writing by a new descriptor. The caller holds a soft lock.
+        """Open a new descriptor for writing. The caller holds a soft lock.
 
-        The kernel appends at the size that it has cached. Only a lock of the kernel or open(2) updates that size.
+        The kernel appends at the file size that it has cached. Only a kernel lock or open(2) updates this size.
         """
         handle = self._handle
         if handle.read_only:
@@ -381,10 +382,10 @@ class NetworkAccess:
         handle.close_fd(old)
 
     def write(self, data: bytes) -> None:
-        """Write `data` in pieces. Each piece has arrived at the server before the next is sent.
+        """Write `data` in pieces. Send each piece after the previous one has arrived at the server.
 
-        If several requests were sent at once, a later one could arrive and an earlier one fail, which would leave a
-        hole in the record.
+        If several pieces were sent at once, an earlier piece could fail and a later one arrive. That would leave a hole
+        in the record.
         """
         handle = self._handle
         try:
@@ -430,7 +431,7 @@ class NetworkAccess:
         if self._stale_generation != handle.header.generation:  # others compact faster than this handle follows
             self._stale_generation, self._stale_in_a_row = handle.header.generation, 0
         self._stale_in_a_row += 1
-        # If no flag was set before, the lock call raised the error, and `_has_written` is about the previous lock.
+        # If no other flag is set, the lock call raised the error, and `_has_written` is about the previous transaction.
         has_written = self._has_written and bool(handle.recovery & ~SERVER_STATE or maybe_applied)
         if has_written or self._stale_in_a_row >= TRIES:
             doing = "using the log, or its lock,"
@@ -438,7 +439,7 @@ class NetworkAccess:
         return True
 
     def retries_recovery(self, error: StoreUnavailableError) -> bool:
-        """Treat a file that another host removes meanwhile as one that the server has forgotten."""
+        """Begin again after ESTALE, because another host may have removed the file during the recovery."""
         if error.errno != system.errno.ESTALE or not isinstance(error.__cause__, OSError):
             return False
         self._handle.recovery |= SERVER_STATE
@@ -447,7 +448,7 @@ class NetworkAccess:
 
 
 class SymlinkLockAccess(NetworkAccess):
-    """A `NetworkAccess` for logs with a soft lock: reads and writes past the cache while ``coherence`` is "direct"."""
+    """A `NetworkAccess` for logs with a soft lock. If ``coherence`` is "direct", it reads and writes past the cache."""
 
     def _set_mode(self, coherence: str) -> None:
         super()._set_mode(coherence)
@@ -462,10 +463,9 @@ class SymlinkLockAccess(NetworkAccess):
             super()._reopen_writer()
 
     def _is_caught_up(self, *, final: bool) -> bool:
-        """Do what the base method does, and also move the writing descriptor to the end of the file.
+        """Do the same as the base method, and move the descriptor for writing to the end of the file.
 
-        The descriptor has no O_APPEND, so its position decides where the next record is written. The file must end at
-        ``offset``.
+        The descriptor has no O_APPEND, so the next record is written at its position. The file must end at ``offset``.
         """
         handle = self._handle
         if self.coherence != DIRECT or handle.read_only:

@@ -1,22 +1,22 @@
-"""`PollerElection`: one process of a host polls the file server for all processes of the host that wait on one log.
+"""`PollerElection`: elect one process of a node (a host) that polls the file server for all waiters of a log there.
 
-`NodeProbes`: that process also probes the sessions that these processes need.
+`NodeProbes`: the elected process also probes the sessions that these waiters need.
 
-On a mount that several hosts share, nothing reports the write of another host, so a waiter must poll. A hundred waiting
-processes of a host would send the same request a hundred times. Instead these processes share a bell (see `doorbell`)
-in a directory of the host. One process, the poller, asks the server and rings that bell for the others.
+On a mount that several hosts share, no event reports the write of another host, so a waiter must poll. A hundred
+waiting processes of a host would send the same request a hundred times. Instead these processes share a bell (see
+`doorbell`) in a directory of the host. One process, the poller, asks the server and rings the bell for the others.
 
-The poller is the process that holds the lock on one byte of that bell. A process whose wait is longer than
-`QUEUE_AFTER_S` queues: one of its threads blocks for the lock. When the poller leaves or dies, the kernel grants the
-lock to a queued process at once. Most waits are shorter, and the thread of each took a third of a barrier's processor
-time. So a shorter wait relies on the term byte of the bell, which a poller changes when it leaves. A poller that
-dies does not change it; then no process polls for a shorter wait until that wait queues.
+The poller is the process that holds the lock on one byte of the bell. A process that waits longer than `QUEUE_AFTER_S`
+queues: one of its threads blocks for the lock. When the poller leaves or dies, the kernel grants the lock to a queued
+process at once. Most waits are shorter, and a thread for each of them would be expensive. So a shorter wait reads the
+term byte of the bell, which a poller changes when it leaves. If the poller dies, the byte does not change. Then no
+process polls for this wait until the wait is long enough to queue.
 
-The new poller rings all buckets, because its predecessor may have died after a poll and before the ring.
+A new poller rings all buckets, because its predecessor may have died between a poll and the ring.
 
-The poller counts its polls in the bell. If the count stops (the poller's process may be stopped), each waiter polls by
-itself. As with every bell, all of this is a hint. A lost ring or a wrong count costs time, and never an answer, because
-each look reads the log from the server.
+The poller counts its polls in the bell. If the count stops, for example because the poller's process is stopped, each
+waiter polls by itself. All of this is a hint. A lost ring or a wrong count only delays a waiter, because each waiter
+reads the log from the server in the end.
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END + 2
-"""Bytes after the cells: the number of polls, the time between two polls in milliseconds, and the number of requests
-for faster polls."""
+"""The offsets of three bytes in the bell: the number of polls, the time between two polls in milliseconds, and the
+number of requests for faster polls. All numbers are modulo 256."""
 TERM_BYTE: Final = CELLS_END + 4
-"""A byte that changes when a process becomes the poller, and when it leaves. The byte is odd in between."""
+"""The offset of a byte in the bell that is odd while there is a poller. It changes when a poller begins or leaves."""
 QUEUE_AFTER_S: Final = 0.1
 """How long a process waits before it queues for the poller's lock, in seconds."""
 FALLBACK = "/tmp"  # noqa: S108
-"""The directory that is used if XDG_RUNTIME_DIR is not set (basedir specification). The subdirectory that is made in it
-is checked."""
+"""The directory that is used if XDG_RUNTIME_DIR is not set (basedir specification)."""
 SLOW_INTERVAL_MS: Final = 40
-"""The longest time between two polls, in milliseconds, at which a new waiter does not ask for faster polls."""
+"""A new waiter asks for faster polls if the time between two polls is longer than this, in milliseconds."""
 POLLER_BYTE: Final = 1 << 20
-"""The byte of the bell that the poller locks."""
+"""The offset of the byte of the bell that the poller locks."""
 _PARITY: Final = bytes(byte & 1 for byte in range(256))
-"""A table for `bytes.translate`. The first byte of an armed cell is odd."""
+"""A table for `bytes.translate` that maps odd bytes to 1. The first byte of an armed cell is odd."""
 
 WANTED_TABLE: Final = CELLS_END + SIZE
 RESULT_TABLE: Final = CELLS_END + 2 * SIZE
@@ -61,13 +60,13 @@ RESULT_TABLE: Final = CELLS_END + 2 * SIZE
 WANTED: Final = 8
 SEEMS_DEAD: Final = 1
 _WANTED: Final = bytes(byte if byte <= WANTED else 0 for byte in range(256))
-"""A table for `bytes.translate`, which removes bytes that no waiter writes."""
+"""A table for `bytes.translate` that maps bytes above `WANTED`, which no waiter writes, to 0."""
 
 PROBE_S: Final = 0.25
-"""The least time between two probes of a slot by the poller, in seconds."""
+"""The shortest time between two probes of a slot by the poller, in seconds."""
 
 PROBES_PER_S: Final = 64
-"""How many slots the poller probes in a second at most."""
+"""The largest number of slots that the poller probes in a second."""
 
 
 def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
@@ -76,8 +75,8 @@ def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
     The name depends on the host name and the boot id, because hosts may share one /tmp.
 
     Args:
-        key: the log.
-        preferred: directories to use rather than /tmp, if they are local.
+        key: identifies the log.
+        preferred: directories that are tried before /tmp. A directory that is not local is not used.
 
     Raises:
         OSError: no directory is local to this host and private to this user.
@@ -101,7 +100,7 @@ def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
 
 
 def _make_private(directory: str, uid: int) -> None:
-    """Make `directory` if it does not exist. Check that it is a directory, private to this user, and local."""
+    """Create `directory` if it does not exist. Raise OSError unless it is a local directory, private to this user."""
     with ignoring(FileExistsError):
         system.os.mkdir(directory, 0o700)
     fd = system.open_file(directory, system.os.O_RDONLY | system.os.O_DIRECTORY, 0, system.loose)
@@ -118,30 +117,28 @@ def _make_private(directory: str, uid: int) -> None:
 class NodeProbes:
     """Shares the probes of sessions between the processes of a node, in the node's `bell`.
 
-    On a mount that several hosts share, the probe of a session of another host is a request to the server. Where each
-    waiter probes for itself, the requests grow with the square of the number of processes. So the waiters of a node
-    write into their node's bell which sessions they need, and the poller probes these.
+    On a mount that several hosts share, the probe of another host's session is a request to the server. If each waiter
+    probed by itself, the number of requests would grow with the square of the number of processes. So the waiters of a
+    node write into the node's bell which sessions they need, and the poller probes these sessions.
 
     The contract:
 
-    - Session *n* has the slot *n* modulo `SIZE`. A slot has two bytes in the bell, one in each of these two tables:
-    - ``wanted``: a waiter that needs a session sets the byte of its slot to `WANTED`, and sets it again at each later
-      call of `ask`. The poller probes the sessions of each slot whose byte is not 0, and then counts the byte down. So
-      a slot that no waiter needs any more is forgotten after `WANTED` probes.
+    - Session *n* uses slot *n* modulo `SIZE`. A slot has one byte in each of two tables in the bell:
+    - ``wanted``: a waiter that needs a session sets the byte of the session's slot to `WANTED`, and sets it again at
+      each later call of `ask`. The poller probes the sessions of each slot whose byte is not 0, and then decrements the
+      byte. So a slot that no waiter needs any more is dropped after `WANTED` probes.
     - ``results``: the poller writes the byte of a slot after each probe. Bit 0 is 1 if a session of the slot seems
       dead, or if the poller knows no living session of the slot. The other bits count the probes, from 1 to 127 and
-      again from 1. 0 means that the slot was not probed yet. A waiter that sets a ``wanted`` byte which was 0 also
-      clears the result, which may be old.
+      again from 1. A byte of 0 means that the slot was not probed yet. If a waiter sets a ``wanted`` byte that was 0,
+      it also sets the result to 0, because that may be old.
     - The poller probes a slot at most once in `PROBE_S`, and at most `PROBES_PER_S` slots in a second, in turn. When a
-      probe first finds a slot seemingly dead, the poller rings every bucket of the bell.
-    - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. A result is fresh for a
-      waiter until it has not changed for `STALE_S` and two turns of the poller. A waiter without a fresh result probes
-      the session itself, at most once in a second.
-    - No waiter acts on the result "seems dead" alone: it probes the session itself, and again with the log's lock
-      (`Log.record_death`). The wrong result "alive" delays the detection of a death until the next result.
+      session first seems dead, the poller rings every bucket of the bell.
+    - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. If a result has not
+      changed for `STALE_S` and two turns of the poller, the waiter probes the session itself, at most once in a second.
+    - The result "seems dead" is never enough: the waiter probes the session itself, and again under the log's lock
+      (`Log.record_death`). A wrong result "alive" delays the detection of a death until the next result.
 
-    The bell lies in a directory that is private to the user, so only processes of this user on this host write these
-    bytes.
+    The bell is in a directory that is private to the user, so only processes of this user on this host write it.
     """
 
     def __init__(self, bell: Doorbell) -> None:
@@ -150,10 +147,10 @@ class NodeProbes:
         self._last_slot = -1
 
     def ask(self, numbers: Iterable[int]) -> tuple[dict[int, int], float]:
-        """Ask for probes of the sessions `numbers`. Return their results so far, and how long one turn takes.
+        """Ask the poller to probe the sessions `numbers`. Return the present results without waiting.
 
         Returns:
-            The result byte of each session, and the time in seconds in which the poller probes every wanted slot once.
+            {session number: result byte}, and the time in seconds that the poller needs to probe each wanted slot once.
 
         Raises:
             OSError: the bell can't be read or written.
@@ -172,14 +169,14 @@ class NodeProbes:
         return found, max(PROBE_S, (SIZE - wanted.count(0)) / PROBES_PER_S)
 
     def probe_due(self, undead: Callable[[], list[int]], is_alive: Callable[[int], bool | None]) -> bool:
-        """Probe the wanted sessions, if a probe is due. Only the poller calls this method.
+        """Probe the wanted sessions, if `PROBE_S` have passed since the last probe. Only the poller calls this method.
 
         Args:
-            undead: returns all sessions that are not recorded as dead.
-            is_alive: probes a session.
+            undead: a function that returns all sessions that are not recorded as dead.
+            is_alive: a function that probes a session. It returns None if the result is unknown.
 
         Returns:
-            Whether a session of a slot seems dead for the first time, so that the waiters of the node must be woken.
+            Whether a slot seems dead for the first time. Then the caller must wake the waiters of the node.
 
         Raises:
             OSError: the bell can't be read or written.
@@ -211,7 +208,7 @@ class NodeProbes:
         return is_new
 
     def _read_wanted(self) -> bytearray:
-        """Return the table of wanted slots, without bytes that no waiter writes."""
+        """Return the table of wanted slots. Bytes that no waiter writes are replaced by 0."""
         wanted = self._read(WANTED_TABLE)
         return wanted.translate(_WANTED)
 
@@ -226,12 +223,12 @@ class NodeProbes:
 class PollerElection:
     """Takes part in the election of the host's poller. If this process is elected, one of its waiters polls.
 
-    `_guard` protects the descriptors, the poller and the set of waiters. A thread may block in the kernel for the
-    poller's lock. That thread takes `_guard` only after the kernel has granted the lock.
+    `_guard` protects the descriptors, the poller and the set of waiters. A thread that blocks in the kernel for the
+    poller's lock does not hold `_guard`.
 
     Args:
         bell: the host's bell. The watcher closes it.
-        recheck: wakes all waiters of this process, so that each calls `try_elect` again.
+        recheck: a function that wakes all waiters of this process, so that each calls `try_elect` again.
 
     Attributes:
         probes: the probes that the processes of the node share.
@@ -256,9 +253,9 @@ class PollerElection:
 
     @property
     def _poller(self) -> Any:
-        """The waiter of this process that polls, or None; `self` once no waiter may poll.
+        """The waiter of this process that polls; None if there is none, `self` after `close` (no waiter may poll).
 
-        The election does not keep it alive: if the end of its wait is interrupted, it is not removed, and never polls.
+        It is a weak reference. So if an interruption skips `remove`, the waiter is collected, and another can poll.
         """
         return self._poller_ref()
 
@@ -266,10 +263,10 @@ class PollerElection:
     def _poller(self, waiter: Any) -> None:
         self._poller_ref = _no_poller if waiter is None else weakref.ref(waiter)
 
-    # A `state` is what `Doorbell.read` has returned just now. A method that gets none reads the byte that it needs.
+    # `state` is a result of `Doorbell.read` that was read just now. A method that gets None reads the byte itself.
 
     def add(self, waiter: Any) -> None:
-        """Add `waiter`, which begins to wait."""
+        """Add `waiter` to the waiters of this process."""
         self._waiting.add(waiter)
 
     def hurry(self, state: bytes) -> None:
@@ -303,8 +300,8 @@ class PollerElection:
         with ignoring(OSError):  # closing the descriptor unlocks it as well
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
         safe_files.close_owned(fd, owned_fds)
-        # After the unlock, so that a waiter that reads the byte gets the lock. A waiter that is armed after this look
-        # at the buckets reads the byte before it sleeps.
+        # The byte changes after the unlock, so that a waiter that reads it can get the lock. A waiter that arms after
+        # the buckets are read here reads the byte before it sleeps.
         with ignoring(OSError):  # the bell is closed, or lost; a waiter queues later
             self._put(TERM_BYTE, (self._byte(TERM_BYTE) | 1) + 1)
             if 1 in low_bytes(self._bell.read()).translate(_PARITY):
@@ -315,7 +312,7 @@ class PollerElection:
         system.fcntl.fcntl(fd, command, system.FLOCK_STRUCT.pack(kind, 0, POLLER_BYTE, 1, 0))
 
     def close(self) -> None:
-        """Release the poller's lock, because no thread of this process waits for this bell any more."""
+        """Leave the election and release the poller's lock. No thread of this process uses this bell any more."""
         with self._guard:
             self._waiting.clear()
             self._poller = self  # so that no waiter becomes the poller
@@ -345,8 +342,8 @@ class PollerElection:
     def is_vacant(self, state: bytes | None = None) -> bool:
         """Return whether a waiter of this process can probably become the poller at once.
 
-        The process has no poller. Either it has the lock, or the lock seems to be free and the process does not queue.
-        The term byte may say wrongly that the lock is free. It is not believed again until it changes.
+        True if the process has the lock and none of its waiters polls. Also true if the process does not queue for the
+        lock and the term byte says that the lock is free. After a failed attempt, the byte is ignored until it changes.
         """
         if self._poller is not None:
             return False
@@ -358,7 +355,7 @@ class PollerElection:
         return not term & 1 and term != self._refused
 
     def _acquire(self, *, may_queue: bool) -> bool:
-        """Take the poller's lock and return True. If another process has it and `may_queue` is true, queue for it."""
+        """Try to take the poller's lock. Return whether that succeeded. If not, queue for it if `may_queue` is true."""
         claim = system.threading.Lock()  # the thread that acquires it owns the descriptor
         term = self._byte(TERM_BYTE)
         try:
@@ -367,8 +364,8 @@ class PollerElection:
                 system.in_one_chain(partial(self._held.add, fd), partial(self._requested.clear))
                 self._begin_term()
                 return True
-            # If the byte says that the lock is free, the poller has not written it yet, or the last one wrote it late.
-            # Each waiter would try again and again if the byte were believed.
+            # The byte may still say that the lock is free, because the poller has not changed it yet, or the previous
+            # poller changed it late. Remember the byte, so that the waiters do not try again until it changes.
             self._refused = term
             # A thread blocks for the lock, which the kernel grants when the present poller leaves or dies. If no thread
             # is left, waiters poll when the heartbeat stops.
@@ -385,7 +382,7 @@ class PollerElection:
         return False
 
     def _begin_term(self) -> None:
-        """Make the term byte odd, and different from what it was."""
+        """Change the term byte to another odd number."""
         self._put(TERM_BYTE, self._byte(TERM_BYTE) + 1 | 1)
 
     def _try_lock(self, fd: int) -> bool:
@@ -395,7 +392,7 @@ class PollerElection:
         return False
 
     def _wait_for_lock(self, fd: int, claim: Any) -> None:
-        """Block for the poller's lock on `fd`, in a thread. It first acquires `claim`, or else does nothing."""
+        """Block for the poller's lock on `fd`. Runs in a thread of its own. Do nothing if `claim` is taken already."""
         if not claim.acquire(blocking=False) or fd not in self._requested:  # an interruption or a fork has closed it
             return
         try:
@@ -421,7 +418,7 @@ class PollerElection:
         system.os.pwrite(self._bell.fd, bytes([self._beats, min(int(pause * 1000), 255)]), HEARTBEAT_BYTE)
 
     def heartbeat_count(self) -> int:
-        """Return a number that changes for as long as the poller polls."""
+        """Return the number of polls modulo 256. It changes as long as the poller polls."""
         return self._byte(HEARTBEAT_BYTE)
 
     def is_hurried(self, waiter: Any, state: bytes | None = None) -> bool:
@@ -431,7 +428,7 @@ class PollerElection:
         return (self._byte(HURRY_BYTE) if state is None else state[HURRY_BYTE]) != self._hurries
 
     def ack_hurry(self) -> None:
-        """Record that all requests for faster polls so far were seen."""
+        """Mark all requests for faster polls as seen."""
         self._hurries = self._byte(HURRY_BYTE)
 
     def is_poller(self, waiter: Any) -> bool:
@@ -443,7 +440,7 @@ class PollerElection:
 
         Args:
             buckets: the buckets.
-            extent: what the caller has read last. It becomes the shared extent of the node before the ring.
+            extent: the bytes that the caller has read last, which are published in the bell before the ring; or None.
         """
         state = self._bell.read()
         armed = [number for number in _armed_buckets(low_bytes(state)) if number in buckets]
@@ -465,11 +462,11 @@ class PollerElection:
 
 
 def _no_poller() -> None:
-    """Stand for a reference to no waiter."""
+    """Return None, like a dead weak reference."""
 
 
 def _armed_buckets(found: bytes) -> Iterator[int]:
-    """Yield the buckets whose byte in `found` is odd. The search is one C call for each."""
+    """Yield the buckets whose byte in `found` is odd. Each is found by one C call."""
     parities = found.translate(_PARITY)
     bucket = parities.find(1)
     while bucket >= 0:

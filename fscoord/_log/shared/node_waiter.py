@@ -1,6 +1,6 @@
-"""`NodeWaiter`: the sleeps of one wait on a mount that hosts share, where one process of a host polls for the others.
+"""`NodeWaiter`: a waiter on a mount that hosts share. One process of a node (a host) polls the server for all waiters.
 
-Without an election, because the bell of the node failed, a `NodeWaiter` polls as any other `Waiter` does.
+If the node's bell has failed, there is no election of a poller, and a `NodeWaiter` polls by itself like any `Waiter`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from fscoord._runtime.interrupts import raise_if_foreign
 
 NEWS_POLL_S = 0.04
 NEWS_POLLS = 25
-"""The longest pause between two polls of the poller while news is coming, in seconds, and the number of such polls
-after the last news. The beginning of a wait counts as news, because its own process has usually just written."""
+"""The longest pause between two quick polls, in seconds, and how many quick polls the poller makes after the log has
+changed. The beginning of a wait counts as a change, because its process has usually just written."""
 OWN_POLL_S = 10.0
-"""How long a waiter relies on the poller of its node before it polls once by itself, in seconds."""
+"""How often a waiter polls by itself although another process is the poller, in seconds."""
 
 
 class NodeWaiter(Waiter):
-    """One wait beside an election; see `Waiter`.
+    """A `Waiter` that takes part in the election of the node's poller.
 
     Args:
         watcher: wakes this waiter.
         election: the election of the node's poller.
         longest_sleep: as in `Waiter`.
         other_buckets: as in `Waiter`.
-        is_check_due: returns whether a look is needed while another process polls for the node, because a session seems
-            dead or was not probed lately. It also shows a long wait to other processes.
+        is_check_due: a function that returns whether this waiter must read the log although another process is the
+            poller, because a session seems dead or was not probed lately. It also shows a long wait to other processes.
     """
 
     _is_poller = False
@@ -43,8 +43,8 @@ class NodeWaiter(Waiter):
     _quick_polls = NEWS_POLLS  # how many more polls are quick, unless there is news
     _heartbeats = -1
     _last_own_poll = 0.0
-    # The ranks that a wait with a death watch needs become fewer, and it reads that in the log. So it looks sooner at
-    # first.
+    # A wait with a death watch reads in the log which ranks it still needs, and their number falls. So its first own
+    # poll comes sooner.
     _own_poll_s = sleeps.SLOW_LAST_S
 
     def __init__(
@@ -63,15 +63,15 @@ class NodeWaiter(Waiter):
 
     @property
     def _is_beside_election(self) -> bool:
-        """Whether the bell of the node still works."""
+        """Whether this waiter still takes part in an election, because the node's bell has not failed."""
         return self.watcher.election is not None
 
     def stand_for_election(self) -> None:
-        """Become the poller now if there is none, instead of at the next sleep.
+        """Become the poller now if there is none, and not only at the next sleep.
 
-        A new poller rings every key. If a waiter armed before that ring, the ring causes a useless look. So a waiter
-        that first writes and then sleeps calls this method before it arms. If many waiters begin at once, only the
-        first few are then rung.
+        A new poller rings every bucket. This makes each armed waiter read the log for nothing. So a waiter that first
+        writes and then sleeps calls this method before it arms. If many waiters begin at once, the ring then reaches
+        only a few of them.
         """
         if self._is_beside_election:
             try:
@@ -80,12 +80,12 @@ class NodeWaiter(Waiter):
                 self.fail(error)
 
     def close(self) -> None:
-        """If this waiter is the poller, another waiter takes its place."""
+        """End the wait. If this waiter is the poller, another waiter becomes the poller."""
         super().close()
         self._election.remove(self)
 
     def arm(self, bucket: int) -> None:
-        """The first call makes a slow poller poll faster."""
+        """Arm `bucket`. The first call also asks the poller to poll faster."""
         bell = self.watcher.bell
         if not self._is_beside_election or bell is None:
             super().arm(bucket)
@@ -106,13 +106,11 @@ class NodeWaiter(Waiter):
         self._other_marks = [bell.arm(number, state) for number in self._other_buckets]
 
     def notify_node(self, buckets: Collection[int], extent: Extent | None = None) -> None:
-        """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings.
+        """Ring the node's bell for the changed `buckets`. Do nothing if this waiter is not the node's poller.
 
-        `extent` is what the look has read, for the waiters that are rung; see `shared_extent`.
-
-        The poller then polls more quickly. It polls at the highest rate only if a waiter was armed for one of the
-        buckets. Otherwise a thousand ranks that come to a barrier would make each host send a request every
-        millisecond.
+        `extent` has the bytes that the caller has read, for the waiters that are rung (see `extent`). The poller then
+        polls faster. It polls at the highest rate only if a waiter was armed for one of the buckets. Otherwise, while a
+        thousand ranks arrive at a barrier, each host would send a request every millisecond.
         """
         if buckets and self._is_beside_election and self._election.is_poller(self):
             try:
@@ -121,7 +119,7 @@ class NodeWaiter(Waiter):
                 self.fail(error)
 
     def probe_for_node(self, undead: Callable[[], list[int]], is_alive: Callable[[int], bool | None]) -> None:
-        """Probe sessions for the waiters of the node, if this waiter is its poller; see `NodeProbes.probe_due`."""
+        """If this waiter is the poller, probe the sessions that the node's waiters need; see `NodeProbes.probe_due`."""
         if self._is_beside_election and self._election.is_poller(self):
             try:
                 if self._election.probes.probe_due(undead, is_alive):
@@ -130,7 +128,7 @@ class NodeWaiter(Waiter):
                 self.fail(error)
 
     def is_rung(self) -> bool:
-        """Return whether the bell has rung for this waiter. A change of the waiter's role counts as a ring."""
+        """Return whether the caller must read the log again, or this waiter must check whether it is the poller now."""
         bell = self.watcher.bell
         if not self._is_beside_election or bell is None or self.role_changed:
             return self.role_changed or super().is_rung()
@@ -143,7 +141,7 @@ class NodeWaiter(Waiter):
                 return True
             if self._is_poller:
                 return self._election.is_hurried(self, state)
-            # Looked at now that this waiter is among the sleepers: an earlier poller could not wake it.
+            # This waiter is among the sleepers now. Check the vacancy, because an earlier poller could not wake it.
             if self._election.is_vacant(state):
                 self.role_changed = True
             return self.role_changed
@@ -173,7 +171,7 @@ class NodeWaiter(Waiter):
         return super().max_sleep(deadline)
 
     def fail(self, error: OSError) -> None:
-        """Change to polling, because the bell of the node failed, and look at once."""
+        """Change to polling, because the node's bell failed with `error`. The next `max_sleep` polls at once."""
         raise_if_foreign(error)
         self.watcher.fall_back_to_polling(error)
         if self._wakes_at is not None:
@@ -182,16 +180,16 @@ class NodeWaiter(Waiter):
         self.was_rung = False
 
     def _begin_sleep(self, now: float, deadline: float) -> float:
-        """Begin a sleep at `now`. Return the monotonic time at which it ends unless a ring comes first."""
+        """Begin a sleep at `now`. Return when it ends if there is no ring (monotonic, in seconds)."""
         has_cause, self.role_changed = self.role_changed, False
         was_poller, bell = self._is_poller, self.watcher.bell
         self._last_own_poll = self._last_own_poll or now  # the wait has just looked
-        # A vacancy is seen by `is_rung`, once this waiter is among the sleepers, and is then the cause.
+        # `is_rung` detects a vacancy when this waiter is among the sleepers, and then sets `role_changed`.
         if has_cause or was_poller or self._may_queue:
             self._is_poller = self._election.try_elect(self, may_queue=self._may_queue)
         if self._is_poller and not was_poller and bell is not None:
-            # The election has rung every key, this waiter's too. A look for that ring would be a request in vain: the
-            # waiter has just looked, and its first poll comes in a millisecond. A death still ends the sleep, because
+            # The election has rung every bucket. Arm again, so that this ring does not end the sleep: the waiter has
+            # just read the log, and its first poll comes in a millisecond. A death still ends the sleep, because
             # `_deaths` stays.
             self._arm_by(bell, bell.read())
         if self._is_poller:
@@ -201,12 +199,12 @@ class NodeWaiter(Waiter):
         return min(now + pause, deadline)
 
     def _expect_news(self, pause: float) -> None:
-        """Poll quickly for a while, the first time after at most `pause` seconds."""
+        """Poll quickly for the next `NEWS_POLLS` polls. The first one comes after at most `pause` seconds."""
         self._poll_pause = min(self._poll_pause, pause)
         self._quick_polls = NEWS_POLLS
 
     def _must_look(self, deadline: float) -> bool:
-        """Return, after a sleep, whether to look at the log. Otherwise the waiter sleeps again."""
+        """Return, after a sleep, whether to read the log. If not, the waiter sleeps again."""
         if self._is_poller:
             if not self.was_rung:
                 longest = NEWS_POLL_S if self._quick_polls else self.watcher.poll_last

@@ -1,4 +1,4 @@
-"""`Sharing`, the parts that a log has only on a mount that hosts share, and `ChangedKeys`, the news for its host."""
+"""`Sharing`: holds the parts that only a log on a shared mount has. `ChangedKeys`: collects the keys that changed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class ChangedKeys:
-    """A state machine that passes every call on to `state_machine`, and collects the buckets of all changed keys.
+    """A `StateMachine` that forwards every call to `state_machine`, and collects the buckets of all changed keys.
 
     Attributes:
-        covers_all: whether any key may have changed, so that `take` returns all buckets.
+        covers_all: whether `take` returns all buckets, because any key may have changed.
     """
 
     def __init__(self, state_machine: StateMachine) -> None:
@@ -42,7 +42,6 @@ class ChangedKeys:
         self.covers_all = False
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Apply the next records."""
         self._state_machine.apply(records)
         for kind, key, value, _, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):
@@ -51,12 +50,11 @@ class ChangedKeys:
                 self._buckets.add(bucket(key))
 
     def reset(self) -> None:
-        """Discard the state. All records are applied again, from the first."""
         self._state_machine.reset()
         self.covers_all = True
 
     def mark_all(self) -> None:
-        """Make the next `take` return all buckets, because a record, such as a death record, concerns every waiter."""
+        """Make the next `take` return all buckets. Called for control records, such as a death, which concern all."""
         self.covers_all = True
 
     def take(self) -> Collection[int]:
@@ -67,7 +65,7 @@ class ChangedKeys:
 
 
 class Sharing:
-    """The parts of one handle for a log that other hosts write, too.
+    """Creates and holds the parts of one handle that only a log on a shared mount has.
 
     Args:
         machine: the state machine of the log.
@@ -76,13 +74,13 @@ class Sharing:
         table: the session table of the log.
 
     Attributes:
-        machine: the state machine that the log uses in the place of `machine`.
-        changed_keys: the keys in the records that were read, because no event of this host reports those writes.
-        outcomes: recognises the records of requests; None if other processes of the host append none of the records of
-            this handle.
+        machine: the state machine that the log must use. It forwards every call to the argument `machine`.
+        changed_keys: collects the keys that changed. The poller rings for them, because no file event on this host
+            reports the writes of other hosts.
+        outcomes: finds the records that other processes on this host append for this handle; None if they append none.
         access: reads and writes the bytes; see `make_parts`.
-        writer: appends batches; None without `outcomes`.
-        follow: follows a seal; see `GenerationFollower.follow`. The log sets it.
+        writer: appends batches; None if `outcomes` is None.
+        follow: `GenerationFollower.follow`, which follows a seal. The log sets this attribute.
     """
 
     access: NetworkAccess
@@ -100,9 +98,9 @@ class Sharing:
         self.machine: StateMachine = self.outcomes or self.changed_keys
 
     def _new_outcomes(self, table: SessionTable) -> Outcomes | None:
-        """Return the `Outcomes`, or None if it can't be imported. Then each write is made alone.
+        """Return the `Outcomes`; None if its module can't be imported, so that this handle can't combine writes.
 
-        The module is imported here, because a handle that only reads does not need `fscoord._log.shared.combining`.
+        The module is imported late, because a handle that only reads does not need it.
         """
         with ignoring(OSError, ImportError):
             made: Outcomes = system.import_uninterrupted("fscoord._log.shared.combining.outcomes").Outcomes(
@@ -112,7 +110,7 @@ class Sharing:
         return None
 
     def make_parts(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> LogWriter:
-        """Make the access of the handle, and then its writer. Return the writer."""
+        """Create the access and the writer of the handle. Return the writer."""
         is_direct = handle.options.is_soft and self._coherence == DIRECT
         kind = SymlinkLockAccess if is_direct else NetworkAccess
         self._handle = handle
@@ -125,12 +123,12 @@ class Sharing:
         return writer
 
     def read_extent(self, extent: Extent) -> bool:
-        """Apply the records in `extent`, which another process of the host has read.
+        """Apply the records in `extent`, which another process on this host has read.
 
-        Errors are dropped, because the next `refresh` raises them again.
+        Errors are ignored, because the next `refresh` raises them again.
 
         Returns:
-            Whether there were any records. If not, only `refresh` can tell whether the log has new records.
+            Whether any record was applied. If not, the caller must use `refresh` to look for new records.
         """
         if not system.fork_marker[0]:
             return False

@@ -1,17 +1,16 @@
 """`SymlinkLock`: the soft lock of a log, for mounts without locks. It is held while a symbolic link exists.
 
-The link leads nowhere; its text names the holder. symlink(2) creates it as a whole or not at all, and succeeds for one
-process only. Over NFS, the creation is one request, and the removal is another. No process opens the link.
+The target of the link is not a path: it is a text that names the holder. symlink(2) is atomic, and succeeds for only
+one process. Over NFS, the creation is one request, and the removal is another. No process opens the link.
 
 A regular file, created with O_EXCL as filelock does, has three disadvantages. Its holder keeps it open, so an NFS
 client needs three requests to remove it. A process that is killed before it has written the file leaves an empty file,
-which names no holder. And the waiters open it again and again to read the holder, so the server gives their host a
-delegation for it, which it must recall before the file can be removed (RFC 8881, 10.4).
+which names no holder. And waiters open the file often to read the holder, so the server gives their host a delegation,
+which it must recall before the file can be removed (RFC 8881, 10.4).
 
-An NFS client that gets no reply repeats the request. Then the server answers that the name exists already, even if this
-process has created the link itself. So each attempt writes a text of its own, and a process that is refused sometimes
-reads the link and compares the text with its own. (open(2), O_EXCL, describes the same for hard links on NFS before
-version 3.)
+An NFS client that gets no reply repeats the request. If the first request had created the link, the server answers that
+the name exists already. So each attempt uses another text, and a process that is refused sometimes reads the link to
+find out whether the text is its own. (open(2), O_EXCL, describes the same for hard links on NFS before version 3.)
 
 Emacs locks the files that it edits in the same way.
 """
@@ -30,20 +29,20 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 CHECK_INTERVAL_S: Final = 0.25
-"""How often a refused `acquire` reads the link, in seconds. Each check costs a request or two to the server."""
+"""How often a refused `acquire` reads the link, in seconds. Each read costs one or two requests to the server."""
 
 REMOVER: Final = "fscoord-marker"
-"""The abstract socket address that a process binds to be the only one of its host that removes a stale link."""
+"""An abstract socket address. Only the process that has bound it may remove a stale link on this host."""
 
 
 _TEXT: Final = re.compile(
     r"(.*):([0-9]{1,20}):([0-9]{1,20}):((?:[0-9a-f]{2})*):([0-9]{1,20}):([0-9]{1,20}):([0-9]{1,20}):[^:]*", re.DOTALL
 )
-"""The text of a link. The part after the last colon names the attempt."""
+"""Matches the text of a link. The part after the last colon identifies the attempt."""
 
 
 class _Owner(NamedTuple):
-    """The process that created a link, and its network namespace, within which the address `REMOVER` is unique."""
+    """The process that created a link, and its network namespace. The address `REMOVER` is unique in a namespace."""
 
     session: Session
     network: int
@@ -89,9 +88,9 @@ def holder(path: str) -> str | None:
 
 
 def foreign(path: str) -> str:
-    """Return why this process can't look for the owner of the link at `path`; "" if it can, or there is no owner.
+    """Return why this process can't find out whether the owner of the link at `path` is alive; "" if it can.
 
-    A container that is restarted has the same host name and the same process numbers as before.
+    It can't if the owner has the same host name but is in another boot or container, because pids there may be equal.
     """
     owner, here = _owner_of(path), ProcessIdentity.find()
     if owner is None or owner.host != here.host or here.shares_processes_with(owner):
@@ -102,11 +101,11 @@ def foreign(path: str) -> str:
 
 
 class SymlinkLock:
-    """The symbolic link at `path`, as one handle uses it. The caller keeps other threads out with the process mutex.
+    """The soft lock of one handle: the symbolic link at `path`. The caller holds the process mutex.
 
     A `KeyboardInterrupt` may come between any two lines of `acquire` and `release`. So `_may_hold` is set before the
-    link is created, and cleared after it has been removed. While `_may_hold` is set, `release` reads the link, and
-    removes the link if its text is the text of this handle's last attempt.
+    link is created, and cleared after it has been removed. If `_may_hold` is set, `release` reads the link, and removes
+    it if its text is that of this handle's last attempt.
     """
 
     _identity: ProcessIdentity
@@ -124,9 +123,9 @@ class SymlinkLock:
         """Create the link.
 
         Raises:
-            BlockingIOError: another process has created it. If that was a dead process of this host, the next attempt
-                may succeed.
-            OSError: the file system failed. The link may exist; `release` then removes it.
+            BlockingIOError: the link exists. If its owner was a process of this host that is dead, the link has been
+                removed, and the next attempt may succeed.
+            OSError: the file system failed. The link may exist; then `release` removes it.
         """
         self.release()  # a link that an interruption or an error has left
         if self._epoch != system.process_epoch():
@@ -146,7 +145,7 @@ class SymlinkLock:
         """Remove the link, if the last attempt has created it.
 
         Raises:
-            OSError: the file system failed. The link may still exist, and this may be called again.
+            OSError: the file system failed. The link may still exist. The caller may call this method again.
         """
         if not self._may_hold or self._epoch != system.process_epoch():
             return
@@ -165,7 +164,7 @@ class SymlinkLock:
             self.release()
 
     def _begin(self) -> None:
-        """Identify this process, at the first attempt and again in a forked child."""
+        """Set the identity of this process. Called at the first attempt, and again in a forked child."""
         self._identity, self._network = ProcessIdentity.find(), system.namespace("net")
         self._owner = f"{_Owner(self._identity.session(), self._network).encode()}:{system.random_bytes(8).hex()}"
         self._epoch, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
@@ -197,10 +196,10 @@ class SymlinkLock:
         return owner == self._owner and int(count) > self._released
 
     def _remove_stale(self, text: str) -> None:
-        """Remove the link with `text`. Its owner was a process of this host, and is dead.
+        """Remove the link if its text is still `text`. Its owner was a process of this host, and is dead.
 
-        Between the last read and the removal no other process can replace the link. Processes of other hosts can't find
-        out that the owner is dead. On this host, only the process that has bound `REMOVER` removes links.
+        No other process can replace the link between the read and the removal: a process on another host does not know
+        that the owner is dead, and on this host only the process that has bound `REMOVER` removes stale links.
         """
         turn = system.import_uninterrupted("fscoord._runtime.network").acquire_host_mutex(REMOVER)
         if turn is not None:

@@ -1,25 +1,25 @@
-"""`Doorbell`: a file beside the log, or in a directory of the host, with a cell for each of 4,096 buckets of keys.
+"""`Doorbell`: the bell file, through which writers wake waiters. It has a cell for each of 4,096 buckets of keys.
 
-A waiter arms the bucket of its key, and a writer rings that bucket.
+The file is beside the log, or in a directory of the host. A key belongs to a bucket by its hash. A cell has four bytes.
+If a cell is armed, it contains a *token* that a waiter has written. Otherwise it contains zeros.
 
-A cell has four bytes. An armed cell contains a *token*, which a waiter has written; another cell contains zeros. A
-waiter arms the cell of its key, looks at the log once more, and sleeps on inotify of the bell. A writer reads the cell
-of its key after its append. If the cell is armed, the writer clears it and rings. A waiter that is woken looks at the
-log if the cell no longer contains its token.
+A waiter arms the cell of its key, reads the log once more, and sleeps until inotify reports an event of the bell file.
+A writer reads the cell of its key after its append. If the cell is armed, the writer rings: it clears the cell and then
+signals an event. A waiter that is woken reads the log if the cell no longer contains its token.
 
-The system has no call that reads a byte of a file and changes it in one step, and no lock guards the cells. So a thread
-that loses the processor between the read and the write of a cell may overwrite whatever others have written meanwhile.
-That hides no ring, because **no token is written twice**:
+No system call reads and changes a byte of a file in one step, and no lock guards the cells. So a thread that pauses
+between the read and the write of a cell may overwrite what other threads have written meanwhile. No ring is lost,
+because **no token is written twice**:
 
-- A waiter sleeps by the token that it has found or written. Once another thread has written the cell, the token never
-  comes back. So the next event makes the waiter look.
+- A waiter remembers the token that it has found or written. Once another thread has written the cell, that token never
+  comes back. So after the next event the waiter reads the log.
 - A waiter that overwrites a cell leaves it armed. A later writer signals an event for all waiters of the bucket.
 - A writer that overwrites a cell signals an event afterwards.
-- A writer that finds a cell cleared signals nothing: another writer has cleared the cell since each waiter has armed
+- A writer that finds a cell cleared signals nothing: another writer has cleared the cell after every waiter had armed
   it, and signals an event afterwards.
 
-`tests/unit/test_bell_schedules.py` tries every schedule of a few waiters and writers. A cell of one byte that counts
-would not suffice: there a thread that writes late makes a value come back, and two waiters and two writers lose a ring.
+`tests/unit/test_bell_schedules.py` tries every schedule of a few waiters and writers. A counter of one byte in each
+cell would not be enough: a late write can restore an old value, and then two waiters and two writers lose a ring.
 
 With the bell, a write wakes only the waiters of its bucket. If all waiters watched the log itself, a barrier of N
 processes would cost N^2 wake-ups.
@@ -28,21 +28,22 @@ A cell is armed with pwrite(2), which raises IN_MODIFY. The ring is a utimensat(
 watch for IN_ATTRIB alone, so arming wakes no waiter. The cells are read and written by positional I/O. mmap(2) is not
 used, because it kills the process if the disk is full. Under pyfakefs there is no bell.
 
-A waiter that depends on a session also arms a cell for the end of the session, and a process rings that cell when it
-closes the session.
+A waiter that depends on a session also arms a cell for the end of that session. The process that closes the session
+rings this cell.
 
-The same file has the arrival slots, after the cells; see `fscoord.stores.file.arrival_slots`.
+The file also has the arrival slots, after the cells; see `fscoord.stores.file.arrival_slots`.
 
-The bell is only a hint. If a writer is killed or stopped between the two calls of a ring, the ring costs one slow poll.
+The bell is only a hint. If a writer is killed or stopped between the clearing and the signal, the waiter notices the
+write at its next poll.
 
 The kernel limits the inotify instances of a user (128 by default). A process that gets no instance opens a FIFO beside
 the bell for reading, and sets a byte of the bell. A writer that rings and finds this byte set opens the FIFO for
 writing and closes it at once. This hang-up wakes all readers of the FIFO (pipe(7), poll(2)). No process writes data
 into the FIFO.
 
-No ring is lost. The reader opens the FIFO and sets the byte before it arms, and the writer reads the byte after it has
-read an armed cell. If a writer is stopped while it has the FIFO open, rings reach the readers only after the writer has
-closed it. Until then each waiter makes a slow poll.
+The FIFO loses no ring: the reader opens it and sets the byte before it arms a cell, and the writer reads the byte after
+it has read an armed cell. If a writer is stopped while it has the FIFO open, the hang-up comes only when the FIFO is
+closed. Until then the waiters poll.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ CELL: Final = 4
 CELLS_END: Final = SIZE * CELL
 """The offset of the first byte after the cells. `node_poller` uses the three bytes from here on."""
 FIFO_BYTE: Final = CELLS_END + 3
-"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the byte after it."""
+"""The offset of the byte that is 1 once a process has opened the FIFO. `node_poller` uses the byte after it."""
 STATE_SIZE: Final = CELLS_END + 8
-"""How many bytes `Doorbell.read` returns: the cells, and the bytes after them, which concern every waiter."""
+"""How many bytes `Doorbell.read` returns: the cells, and the 8 bytes after them."""
 FIFO_SUFFIX: Final = ".fifo"
 _TOKENS: Final = 0xFFFFFFFF
 _CLEARED: Final = bytes(CELL)
@@ -77,31 +78,31 @@ def bucket(key: bytes) -> int:
 
 
 def cell(state: bytes, number: int) -> bytes:
-    """Return cell `number` of `state`, which `Doorbell.read` has returned."""
+    """Return cell `number` of `state`, a result of `Doorbell.read`."""
     start = number * CELL
     return state[start : start + CELL]
 
 
 def low_bytes(state: bytes) -> bytes:
-    """Return the first byte of each cell of `state`, which is odd if the cell is armed."""
+    """Return the first byte of each cell of `state`. The byte is odd if the cell is armed."""
     return state[:CELLS_END:CELL]
 
 
 def session_end_bucket(session: int) -> int:
-    """Return the number of the cell for the end of `session`."""
+    """Return the number of the cell that is rung when the session with number `session` ends."""
     return bucket(b"\0end %d" % session)
 
 
 class Doorbell:
-    """An open bell. If there is no file at `path`, a complete file is created, unless `create` is false.
+    """An open bell file. If there is no file at `path`, the file is created, unless `create` is false.
 
-    A new bell gets the group and the access control list of the log, whose path is `like`.
+    A new file gets the permissions of the log, whose path is `like`.
 
     Attributes:
         is_new: whether this object created the file.
         fd: the descriptor of the bell; -1 after `close`, and in a forked child.
-        known_slots: the last content of each arrival slot that this object has read or written, by the slot's offset.
-        slot_users: the call that uses an arrival slot, by the slot's offset.
+        known_slots: {offset of an arrival slot: its content when this object last read or wrote it}.
+        slot_users: {offset of an arrival slot: the call that uses it}.
 
     Raises:
         OSError: the bell can't be opened or created.
@@ -111,8 +112,8 @@ class Doorbell:
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
         self.path = path
         self.is_new = False
-        # Each object begins with another number. The probability that two objects write one token into one cell at one
-        # time is below one in 2**31. `__next__` is one operation, so no two threads get one token.
+        # Each object begins with another number. The probability that two objects write the same token into a cell at
+        # the same time is below one in 2**31. `__next__` is atomic, so two threads never get the same token.
         origin = f"{system.os.getpid()} {system.time.monotonic()} {id(self)}"
         self._next_token = count(crc32(origin.encode()), 2).__next__
         self._mode = mode
@@ -140,7 +141,7 @@ class Doorbell:
         self.fd = fd
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close the bell file and the FIFO."""
         self.fd = self._fifo = -1
         system.close_all(system.os.close, self._descriptors)
 
@@ -149,15 +150,15 @@ class Doorbell:
         self.fd = self._fifo = -1
 
     def read(self) -> bytes:
-        """Return the first `STATE_SIZE` bytes. The bytes that a truncated bell does not have are 0."""
+        """Return the first `STATE_SIZE` bytes of the file. If the file is shorter, the rest is zeros."""
         return system.os.pread(self.fd, STATE_SIZE, 0).ljust(STATE_SIZE, b"\0")
 
     def arm(self, number: int, state: bytes | None = None) -> bytes:
-        """Arm cell `number`, so that a write to that bucket rings. Return the token in the cell, which `is_rung` takes.
+        """Arm cell `number`, so that a write to this bucket rings. Return the token in the cell, for `is_rung`.
 
         Args:
             number: the bucket.
-            state: what `read` has returned, no earlier than the caller has counted its events; None: the cell is read.
+            state: a result of `read`, read after the caller has stored its event count. None: the cell is read now.
         """
         found = system.os.pread(self.fd, CELL, number * CELL) if state is None else cell(state, number)
         if found and found[0] & 1:
@@ -167,11 +168,11 @@ class Doorbell:
         return token
 
     def is_rung(self, number: int, armed: bytes) -> bool:
-        """Return whether bucket `number` may have been written to since `arm` returned `armed`."""
+        """Return whether a key of bucket `number` may have been written since `arm` returned the token `armed`."""
         return system.os.pread(self.fd, CELL, number * CELL) != armed
 
     def ring(self, *numbers: int) -> bool:
-        """Wake the waiters of those of the buckets `numbers` whose cells are armed. Return whether there is one."""
+        """Wake the waiters of each of the buckets `numbers` whose cell is armed. Return whether a cell was armed."""
         is_armed = False
         try:
             for number in numbers:
@@ -180,8 +181,8 @@ class Doorbell:
                     is_armed = True
                     system.os.pwrite(self.fd, _CLEARED, number * CELL)
         finally:
-            # Also if a signal handler has raised: other writers rely on the signal of the thread that cleared the cell.
-            # So the first call is of a C function; see `interrupts`.
+            # Signal even if a signal handler has raised: other writers rely on the thread that cleared the cell. The
+            # first call is of a C function, which no signal handler can prevent; see `interrupts`.
             if is_armed:
                 try:
                     system.os.utime(self.fd)
@@ -190,7 +191,7 @@ class Doorbell:
         return is_armed
 
     def signal(self) -> None:
-        """End the sleep of every process that watches the bell."""
+        """Wake every process that watches the bell."""
         system.os.utime(self.fd)
         self._signal_fifo()
 
@@ -204,7 +205,7 @@ class Doorbell:
         return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
     def _signal_fifo(self) -> None:
-        """Wake the processes that read the FIFO, if there may be one."""
+        """Wake the processes that wait on the FIFO, if the bell says that there may be any."""
         if system.os.pread(self.fd, 1, FIFO_BYTE) != b"\1":
             return
         flags = system.os.O_WRONLY | system.O_NONBLOCK | system.O_CLOEXEC | system.O_NOFOLLOW
@@ -220,9 +221,9 @@ class Doorbell:
             raise_if_foreign(error)
 
     def open_fifo(self) -> int:
-        """Open the FIFO beside the bell for reading, and make writers signal it. If there is no FIFO, create one.
+        """Open the FIFO beside the bell for reading, and make writers signal it. Create the FIFO if it is missing.
 
-        Return the descriptor, which is closed with the bell.
+        Return its descriptor. `close` closes it.
 
         Raises:
             OSError: the FIFO can't be opened or created, or the bell can't be written.
@@ -246,9 +247,9 @@ class Doorbell:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the file has no name any more, or is not open, so that writers can't ring it.
+        """Whether writers can't ring this bell any more: the file has no name, or is not open.
 
-        If the FIFO is open, it must have a name, too, and the byte for the FIFO must be set in the bell.
+        If this object has opened the FIFO, the result is also true if the FIFO has no name, or its byte is not set.
         """
         try:
             if self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0:

@@ -1,16 +1,16 @@
-"""`Waiter` and `ChangeWatcher`: the sleep of one wait until a log may have changed, and the events that end sleeps.
+"""`Waiter`: one wait, which sleeps between reads of the log. `ChangeWatcher`: reads the events that wake waiters.
 
-An event of the file system ends a sleep early, and the next poll ends it at the latest. So no result depends on an
-event: a lost event costs the time until the next poll.
+A waiter sleeps until an event, or until its next poll. So no result depends on an event: a lost event only delays the
+waiter until its next poll.
 
-One of the waiting threads of a process reads the inotify descriptor, and wakes the threads whose keys were written.
-(When several threads read it, two threads lost 210 of 600 wake-ups.) When the reading thread leaves, another thread
-takes over. An event loop reads the descriptor itself.
+Of the waiting threads of a process, only one reads the inotify descriptor. It wakes the threads whose keys were
+written. If several threads read it, a thread could consume the event of another thread. When the reading thread leaves,
+another thread takes over. With asyncio, the event loop reads the descriptor.
 
-A signal handler may also wait, and interrupt another wait of its thread. The handler must never block on a lock that
-the interrupted code holds. Therefore `_sleeping` has no mutex: single C calls change it, and code that iterates over
-the set copies it first. No thread blocks for `_reader_mutex`; a thread only tries to lock it. `_guard`, which guards
-the table of watchers, is reentrant.
+A signal handler may wait as well, and so interrupt another wait of its thread. The handler must never block on a lock
+that the interrupted code holds. Therefore `_sleeping` has no mutex: single C calls change it, and code that iterates
+over the set copies it first. No thread blocks for `_reader_mutex`; a thread only tries to lock it. `_guard`, which
+guards the table of watchers, is reentrant.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from fscoord.errors import InsecurePathError, UnsupportedFilesystemError
 MODES: Final = ("auto", "inotify", "poll")
 POLL_LAST_S = 0.1
 SHARED_POLL_LAST_S = 0.175
-"""The longest pause, in seconds, where each look is a request to a server: about six looks in a second."""
+"""The longest pause between two polls on a mount where each poll is a request to a server, in seconds."""
 
 SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
-"""The first and the longest sleep of a wait that events wake, in seconds."""
+"""The first and the longest pause between two polls of a wait that events wake, in seconds."""
 POLL_FIRST_S = 0.001
 DEATH_WATCH_FIRST_S = 0.005
 
 
 class Waiter:
-    """The sleeps of one wait, by a thread or a task, from its first arming to its last look.
+    """Decides how long one wait, by a thread or a task, sleeps between two reads of the log.
 
     Args:
         watcher: wakes this waiter.
-        longest_sleep: returns the longest sleep in seconds of a wait that also watches for deaths. The death of a
-            watched process then also ends a sleep. None for any other wait.
-        other_buckets: further buckets. A ring of one of them ends a sleep, as a ring of the armed bucket does.
+        longest_sleep: for a wait that also watches for deaths: a function that returns the longest sleep in seconds.
+            The death of a watched process then also ends a sleep. None for any other wait.
+        other_buckets: further buckets whose ring ends a sleep.
 
     Attributes:
         waker: ends the sleep of this waiter.
-        event_count: the `ChangeWatcher.event_count` that the waiter has seen.
-        was_rung: whether a ring ended the last sleep. Otherwise the sleep ended because it was time for a poll.
-        is_over: whether the wait is over, because the store was closed.
-        is_reusable: whether the waiter keeps nothing of its wait after `close`.
+        event_count: the value of `ChangeWatcher.event_count` when this waiter was armed or last checked its cells.
+        was_rung: whether a ring ended the last sleep. If false, the sleep ended because a poll was due.
+        is_over: whether the wait must end because the store was closed.
+        is_reusable: whether another wait may use this waiter after `close`.
         role_changed: whether the waiter must check if it has become the poller of its node; see `NodeWaiter`.
     """
 
@@ -81,14 +81,14 @@ class Waiter:
         self._deaths = watcher.deaths
 
     def close(self) -> None:
-        """End the wait. If `is_reusable` is true, another wait may use the waiter from now on."""
+        """End the wait, and the current sleep if there is one."""
         if self._wakes_at is not None:
             self.watcher.end_sleep(self)
             self._wakes_at = None
         self._pause = 0.0
 
     def arm(self, bucket: int) -> None:
-        """Arm `bucket` before a look at the log, so that a write to it after that look ends the next sleep."""
+        """Arm `bucket`. The caller then reads the log. A write to the bucket after that ends the next sleep."""
         watcher = self.watcher
         self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
         if bell is not None:
@@ -101,10 +101,10 @@ class Waiter:
                 watcher.fall_back_to_polling(error)
 
     def is_rung(self) -> bool:
-        """Return whether the log may have changed for this wait, or the wait is over.
+        """Return whether the caller must read the log again: a key may have changed, or the wait is over.
 
-        Every ring is also an event. So if no event has been read since the waiter was armed, either there was no ring,
-        or its event is still unread and ends the next `ChangeWatcher.block` at once. Neither case needs a system call.
+        A ring is always followed by an event. So if no event was read since the waiter was armed, the result is False
+        without a system call. If there was a ring, its unread event ends the next `ChangeWatcher.block` at once.
         """
         watcher = self.watcher
         if self.is_over or (self._longest_sleep and self._deaths != watcher.deaths):
@@ -123,12 +123,10 @@ class Waiter:
             return True
 
     def max_sleep(self, deadline: float) -> float:
-        """Return the longest time to sleep, in seconds. 0.0 means to look now, and `was_rung` then gives the reason.
-
-        No other function decides how long a wait sleeps, but that of `NodeWaiter` for its mounts.
+        """Return how long to sleep at most, in seconds. 0.0: read the log now; `was_rung` then gives the reason.
 
         Args:
-            deadline: the end of the wait, by the monotonic clock. No sleep lasts beyond it.
+            deadline: the end of the wait (monotonic, in seconds). No sleep lasts beyond it.
         """
         watcher, now = self.watcher, system.time.monotonic()
         if self._wakes_at is None:
@@ -156,9 +154,9 @@ class Waiter:
         return 0.0
 
     def sleep_once(self, left: float) -> bool:
-        """Sleep in this thread until a ring or the first poll, and return whether there was a ring.
+        """Sleep in this thread until a ring, or for `left` seconds, but no longer than `SLOW_FIRST_S`.
 
-        The waiter is armed, its watcher has a bell, and the wait ends in `left` seconds.
+        Return whether there was a ring. The waiter is armed, and its watcher has a bell.
         """
         watcher, seconds = self.watcher, min(left, SLOW_FIRST_S)
         self._wakes_at = ends = system.time.monotonic() + seconds  # if a signal handler raises, `close` ends the sleep
@@ -176,38 +174,38 @@ class Waiter:
         return is_rung
 
     def fail(self, error: OSError) -> None:
-        """End a sleep whose events could not be read: raise `error`."""
+        """Handle `error`, raised by a read of events during a sleep. This implementation raises it again."""
         raise error
 
 
 class Election(Protocol):
-    """The election of the node's poller, with the one method that a watcher calls."""
+    """The part of `node_poller.PollerElection` that a watcher uses."""
 
     def close(self) -> None:
         """Leave the election."""
 
 
 class ChangeWatcher:
-    """The watcher of one log that all waiting threads of a process share, or all waiting tasks of one event loop.
+    """Watches one log. All waiting threads of a process share a watcher, and so do all waiting tasks of an event loop.
 
     Args:
-        log_path: the path of the log. If there is no bell, the log itself is watched.
-        bell: the bell that is watched, or None.
-        mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which is an error if there is no inotify. In a process that gets
-            no inotify instance, the FIFO beside the bell takes its place.
+        log_path: the path of the log.
+        bell: the bell that is watched; None: the log itself is watched.
+        mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which raises an error if the platform has no inotify. A process
+            that gets no inotify instance uses the FIFO beside the bell instead.
         is_local: whether every writer is on this host, so that inotify reports all changes.
-        elect: joins the election of the poller, if the bell belongs to a node on which one process polls for all. Its
-            arguments are the bell, and a function that makes every sleeper call `Waiter.is_rung` again.
+        elect: a function that joins the election of the node's poller. Its arguments are the bell, and a function that
+            makes every sleeper call `Waiter.is_rung` again. None: no process polls for other processes.
         backend: how the waiters sleep.
 
     Attributes:
         is_announced: whether the log has a BELL record, so that writers ring the bell.
         has_events: whether events end a sleep, so that polls may be rare.
-        event_count: the number of events so far. Without a bell, only this number shows a change to a waiter.
+        event_count: the number of events so far. Without a bell, a waiter learns of changes only from this number.
         deaths: the number of watched processes that have ended.
-        begin_sleep: makes a ring wake the given sleeper from now on. The caller must call `Waiter.is_rung` afterwards,
-            because an event that was read before did not wake the sleeper. A C function, because each wait calls it.
-        is_outdated: whether the log continues in a file that is not the watched file.
+        begin_sleep: a C function that adds a `Waiter` to those that a ring wakes. The caller must call `Waiter.is_rung`
+            afterwards, because earlier events have not woken the waiter.
+        is_outdated: whether the watched file is not the file in which the log continues.
         election: the election of the node's poller, or None.
     """
 
@@ -283,7 +281,7 @@ class ChangeWatcher:
                 self.election = elect(self.bell, on_vacancy)
 
     def _open_events(self, target: str, mask: int, on_event: Callable[[], None]) -> Any:
-        """Return a source of events of `target`. If no inotify instance is left, that source is the bell's FIFO."""
+        """Return the source of events for `target`: inotify or, if no inotify instance is left, the bell's FIFO."""
         try:
             return events.watch_file(target, mask, on_event)
         except OSError as error:
@@ -318,7 +316,7 @@ class ChangeWatcher:
         return self.is_closed or self.is_outdated or (bell is not None and bell.is_lost)
 
     def note_file(self, file: str) -> None:
-        """Record that the log is in `file` by now. Without a bell, a watcher of another file is outdated."""
+        """Mark this watcher as outdated if it watches the log itself, and the log now continues in another `file`."""
         if self.bell is None and self._events is not None and file != self._log_path:
             self.is_outdated = True
 
@@ -347,9 +345,9 @@ class ChangeWatcher:
             bell.close()
 
     def watch_process(self, pid: int) -> bool:
-        """Make the death of process `pid` end the sleep of each waiter that watches for deaths.
+        """Watch process `pid`: its death then ends the sleep of each waiter that watches for deaths.
 
-        Return False if no event can report the death here.
+        Return False if the source of events can't report the death.
         """
         events = self._events
         is_watched = events is not None and events.is_pollable and bool(events.watch_process(pid))
@@ -369,12 +367,12 @@ class ChangeWatcher:
         if election is not None:
             election.close()
         if bell is not None:
-            logger(__name__).warning("%s can't be used (%s); waits go on, by polling", bell.path, str(error))
+            logger(__name__).warning("%s can't be used (%s); waits go on by polling", bell.path, str(error))
 
     # -- sleeping --------------------------------------------------------------------------------------------------
 
     def end_sleep(self, sleeper: Waiter) -> None:
-        """End the sleep of `sleeper`, and wake another sleeper, which reads the events in its place."""
+        """Remove `sleeper` from the waiters that a ring wakes, and wake another one to read the events in its place."""
         self._sleeping.discard(sleeper)
         if self._sleeping:
             self._pass_reader_role()
@@ -385,9 +383,9 @@ class ChangeWatcher:
         if events is not None and events.is_pollable and not self._is_loop_driven:
             try:
                 if self._reader_mutex.acquire(blocking=False):
-                    # The thread that was the reader until now may have read the event for this sleeper. Without a
-                    # check after the mutex is taken, the sleeper would sleep through to its next poll. If no event
-                    # was read, `is_rung` need not be asked: whatever else ends a sleep also interrupts `events.wait`.
+                    # The previous reader may have read the event for this sleeper before the mutex was taken. Without
+                    # this check, the sleeper would sleep until its next poll. If no event was read, `is_rung` need not
+                    # be called: everything else that ends a sleep also interrupts `events.wait`.
                     is_unread = sleeper.event_count == self.event_count
                     if (is_unread or not sleeper.is_rung()) and events.wait(seconds):
                         if events.processes or len(self._sleeping) > 1:
@@ -396,8 +394,8 @@ class ChangeWatcher:
                             self.event_count += 1  # as in `_dispatch`, without a call
                     return
             except BaseException as error:
-                # A signal handler has raised, perhaps after the read of an event. So the event is counted, and the
-                # thread that reads the events from now on looks at its own cell of the bell.
+                # A signal handler has raised, perhaps after an event was read. Count the event, so that the next thread
+                # that reads events checks its own cell of the bell.
                 self.event_count += 1
                 if not isinstance(error, OSError):
                     raise
@@ -409,12 +407,12 @@ class ChangeWatcher:
                     self._reader_mutex.release()
                 except RuntimeError as error:  # another thread holds it
                     raise_if_foreign(error, type(self._reader_mutex).__module__)
-        # The thread that reads the events wakes this thread, or leaves the reading to this thread.
+        # The thread that reads the events wakes this thread, also when it stops reading.
         waker: Any = sleeper.waker
         waker.wait(seconds)
 
     def _dispatch(self, events: Any, reader: Waiter | None = None) -> None:
-        """Wake, after an event, the sleepers whose keys were written. The `reader` itself is awake."""
+        """Wake the sleepers whose keys were written, after an event. The sleeper `reader` is awake already."""
         self.event_count += 1
         if events.processes:
             self.deaths += events.reap_exited()
@@ -423,13 +421,13 @@ class ChangeWatcher:
                 other.waker.set()
 
     def _pass_reader_role(self) -> None:
-        """Wake one sleeper that was not woken already. It finds that no thread reads the events, and reads them."""
+        """Wake one sleeper that was not woken yet. It then reads the events, because no other thread does."""
         for other in list(self._sleeping):
             if other.waker.set():
                 break
 
     def _on_event(self) -> None:
-        """Wake all sleepers. An event source with a thread of its own calls this method, because it reports no key."""
+        """Wake all sleepers. Called by an event source that has a thread of its own and does not report keys."""
         self.event_count += 1
         for sleeper in list(self._sleeping):
             sleeper.waker.set()
@@ -452,7 +450,7 @@ class ChangeWatcher:
 _watchers: weakref.WeakValueDictionary[tuple[LogKey, str, WaitBackend], ChangeWatcher] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]  # guards insertion into `_watchers`
 _instances: weakref.WeakSet[ChangeWatcher] = weakref.WeakSet()
-"""All watchers, also those that are being made: a signal handler may fork meanwhile, and the child goes on."""
+"""All watchers, for `after_fork` in a child. A watcher is added before it opens files, in case a handler forks."""
 
 
 def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:

@@ -1,8 +1,8 @@
-"""`Batch`: the plan of one hold of the log's lock: the holder's own operation, and the requests that it claims.
+"""`Batch`: the records of one transaction: those of the writer's own operation and of the requests that it claims.
 
-A holder of the log's lock claims a request only after it has read the log to the end. The claim ends with that hold,
-and nothing releases the lock between a claim and the write. So if an author acquires the lock later and finds no record
-of its request, no process will append that record.
+A process claims a request only while it holds the log's lock and has read to the end. The claim ends when the lock is
+released, and the lock is not released between a claim and the write. So if an author takes the lock later and finds no
+record of its request, no process will append that record.
 
 The store provides a `Draft` and a `Decider`, which interpret keys and values. This package does not interpret them.
 """
@@ -22,28 +22,28 @@ from fscoord._runtime.interrupts import ignoring
 from fscoord.errors import StoreUnavailableError
 
 BATCH_MAX: Final = 1 << 18
-"""The most bytes of a batch, if the mount allows so many in one request. A batch is never split: a reader's flush of
-the cache, or a lost connection, could otherwise leave a hole between its records."""
+"""The largest size of a batch in bytes, if the mount allows so many bytes in one request. A batch is never split into
+several requests, because a lost connection could then leave a hole between its records."""
 
 SYNCED_MAX: Final = 32
-"""The most requests of a batch in a durable log. Each record is written and synced by itself, and meanwhile the leader
-shows no life."""
+"""The largest number of requests in a batch of a durable log. Each record is synced by itself, and the followers do not
+see a sign of life from the leader meanwhile."""
 
 _RECORD_SIZE: Final = 64
-"""The bytes that the records of a request may take beside its content."""
+"""How many bytes the records of a request may be longer than the request."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Draft(Protocol[T_contra]):
-    """The state of a store as it will be once the records of a batch are applied."""
+    """The state that a store will have after the records of the batch. It decides one operation after another."""
 
     def add(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Add `operation`. Return its records, at most `TIMES`, and its result."""
+        """Decide `operation`. Return (records, result). There are at most `TIMES` records: (kind, key, value)."""
 
     def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Return the records that `operation` still needs after its first one, which is in the log, and its result."""
+        """Return (further records, result) of `operation`, whose first record is in the log already."""
 
 
 class Decider(Protocol[T]):
@@ -51,26 +51,26 @@ class Decider(Protocol[T]):
 
     @property
     def refusals(self) -> tuple[type[Exception], ...]:
-        """The errors by which a draft refuses an operation. The author raises them."""
+        """The types of error that a draft raises to refuse an operation. The author's call raises them."""
 
     @property
     def must_write_alone(self) -> type[Exception]:
-        """The error by which a draft leaves an operation to its author."""
+        """The type of error that a draft raises for another session's operation that only its author can decide."""
 
     def begin(self) -> Draft[T]:
         """Return the draft for one batch. The caller holds the log's lock and has read to the end."""
 
     def decode(self, data: bytes) -> T:
-        """Return the operation in `data`."""
+        """Return the operation that `Operation.encode` has encoded as `data`."""
 
     def note(self, operation: T, found: Any) -> Any:
-        """Return the state on which the result of `operation` depends, before its record `found` is applied."""
+        """Return the part of the state on which the result of `operation` depends. The log then applies `found`."""
 
     def encode_result(self, result: Any) -> bytes:
         """Return `result` as bytes."""
 
     def decode_result(self, data: bytes) -> Any:
-        """Return the result in `data`."""
+        """Return the result that `encode_result` has encoded as `data`."""
 
 
 class Operation(Protocol):
@@ -85,20 +85,20 @@ class Operation(Protocol):
 
 
 class Write:
-    """One call of an author.
+    """The state of one call that writes an operation.
 
     Attributes:
         operation: the operation.
-        time: the time of its first record.
-        epoch: the process that began the call; see `system.process_epoch`.
-        started: when the call began (monotonic, in seconds). A barrier may have waited since, to announce its rank.
+        time: the time of its first record (wall time in nanoseconds).
+        epoch: the `system.process_epoch` of the process that began the call.
+        started: when the call began (monotonic, in seconds). A barrier may have waited since then.
         limit: how long the write may take, in seconds.
-        deadline: when the write ends; see `begin_by`.
-        path: the path of its request; empty if the author has no request that it may still withdraw.
-        watch: the watch for its record, from before the request is published.
-        is_claimed: whether a leader may have appended its record. A read under the log's lock shows whether one did.
-        result: its result, once the operation was decided by this process.
-        refusal: the error with which it was refused.
+        deadline: when the write times out (monotonic, in seconds); see `begin_by`.
+        path: the path of the published request; empty if there is no request to withdraw.
+        watch: watches for the record of the request; None if no request was published.
+        is_claimed: whether a leader may have appended the record. A read under the log's lock shows whether it did.
+        result: the result; None until this process has decided the operation.
+        refusal: the error with which the operation was refused, or None.
     """
 
     def __init__(self, operation: Any, time: int, limit: float, started: float | None = None) -> None:
@@ -116,10 +116,9 @@ class Write:
         self.refusal: BaseException | None = None
 
     def begin_by(self, now: float) -> None:
-        """Record that the write has begun at `now` or just before, the first time that this method is called.
+        """If the write is part of a longer call, count its limit from `now`, at the first call of this method.
 
-        Most writes of a barrier end without a look at the clock. So if the write is part of a longer call, its limit
-        counts from its first look at the clock.
+        Such a write does not read the clock when it begins, because most of them end before they need the clock.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -140,9 +139,9 @@ class Claim:
     """A request that a leader has claimed.
 
     Attributes:
-        address: the address at which its author waits.
-        answer: the answer that the leader sends to the author if the write succeeds.
-        keys: the keys that its records change.
+        address: the address at which the author waits for the answer.
+        answer: the answer that the leader sends if the write succeeds.
+        keys: the keys that the records of the request change.
     """
 
     def __init__(self, request: Request) -> None:
@@ -152,21 +151,19 @@ class Claim:
 
 
 class Batch:
-    """The records of one transaction, which may be records of several sessions.
-
-    They are those of the author's own operation, and of the requests that the author claims if it leads.
+    """Decides the records of one transaction: those of the author's own write, and of the requests that it claims.
 
     Args:
         log: the log.
         decider: decides the operations.
-        write: the operation of the author itself.
-        station: the station if the author leads, else None.
-        slot: the slot of the leader.
+        write: the author's own write.
+        station: the station if the author leads; None if it claims no requests.
+        slot: the slot of the leader; None without `station`.
 
     Attributes:
         claims: the requests that the last attempt has claimed.
-        failed: the requests that earlier attempts have claimed. Their authors must look for their records in the log.
-        keys: the keys that the records of the author's own operation change.
+        failed: the requests that earlier attempts have claimed. Their authors must search the log for their records.
+        keys: the keys that the records of the author's own write change.
     """
 
     def __init__(
@@ -183,11 +180,11 @@ class Batch:
         self.failed: list[Claim] = []
 
     def __len__(self) -> int:
-        """Return about how many bytes the records take."""
+        """Return the approximate size of the author's own records, in bytes."""
         return int(self._write.operation.size)
 
     def show_life(self) -> None:
-        """Show that the process waits for the log lock, and is not stopped. Called at least every `LIFE_S`."""
+        """Show the followers that this process waits for the log lock and is not stopped. Called every `LIFE_S`."""
         self._show(requests.WAITING)
 
     def _show(self, phase: int) -> None:
@@ -197,14 +194,13 @@ class Batch:
                 self._station.show(phase, self._life)
 
     def decide(self, session: int) -> list[Record]:
-        """Return the records to append, all of them data records. `session` is the session of the handle.
+        """Claim requests, and return the records to append. All are data records. `session` is the handle's session.
 
-        The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
-        the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
-        transaction begins again, the method is called again.
+        The log calls this method under the log lock, directly before the write. The handle has read to the end, and the
+        lock is not released before the write. If the transaction is repeated, this method is called again.
         """
-        # An earlier attempt of this transaction has released the lock. Its claims have ended with that hold, and must
-        # not be repeated: their authors may have decided by themselves since.
+        # An earlier attempt of this transaction has released the lock, and so has lost its claims. Do not decide these
+        # requests again: their authors may have done so themselves.
         self.failed += self.claims
         self.claims, self.keys = [], []
         draft = self._decider.begin()
@@ -224,7 +220,7 @@ class Batch:
             if watch is not None and write.is_claimed:
                 self._settle(watch)
             if watch is not None and watch.is_found:
-                # A leader has appended the record, and died or failed before it told the result.
+                # A leader has appended the record, and died or failed before it sent the result.
                 found, write.result = draft.resume(write.operation, watch.noted)
                 first = 1
             else:
@@ -266,7 +262,7 @@ class Batch:
                 if left < 0:
                     return  # the next leader begins with this request
             is_wanted = request is not None and station.is_there(slot, request.address)
-            # From here on the request is this leader's. If the author has withdrawn it in the meantime, it is not.
+            # The removal claims the request. It fails if the author has withdrawn the request.
             if not station.remove(path):
                 continue
             if request is not None and is_wanted:
@@ -290,7 +286,7 @@ class Batch:
         return [(kind, key, value, session, time + n) for n, (kind, key, value) in enumerate(found)]
 
     def _may_write_for(self, request: Request) -> bool:
-        """Return whether a record in the name of the author may be appended: its session is registered and not dead."""
+        """Return whether the session of the request's author is registered, alive and in this run."""
         log, number = self._log, request.author.session
         session = log.table.sessions.get(number)
         if session is None or number in log.table.deaths:

@@ -1,10 +1,9 @@
-"""`Combiner`: carries out write operations of one handle, together with operations of other processes of its host.
+"""`Combiner`: writes the operations of one handle, together with operations of other processes on the same host.
 
-A writer tries the seat. With the seat it leads: it takes the log's lock, reads to the end, claims all requests that
-wait, decides its own operation and the claimed ones in one draft, and appends the records in one write. Without the
-seat it publishes a request and waits for the answer. It publishes first and then tries the seat once more: the leader
-may have looked at the requests for the last time between the first try and the publishing, and then no leader would
-claim this request.
+A writer tries to take the seat. If it gets the seat, it leads: it takes the log's lock, reads to the end, claims all
+published requests, decides its own operation and the requests, and appends all records in one write. Otherwise it
+publishes a request and waits for the answer. After the publishing it tries to take the seat once more, because the
+leader may have left before it could see the request. Then no other process would claim it.
 
 The cases of a request without an answer:
 
@@ -21,12 +20,12 @@ the file is gone, the log's lock does not  may still be appended                
 come before the deadline
 ========================================== =========================================== ===============================
 
-"Took effect" needs a read of the log. "Not appended" needs the log's lock: without it, a leader that was stopped
-between its claim and its write may go on.
+A read of the log shows that the operation took effect. Only a read under the log's lock shows that it was not appended:
+without the lock, a leader that was stopped between its claim and its write may resume.
 
 A thread that waits for an answer holds no lock. Otherwise the threads of a process could not share a batch, and the
-leader could wait for a follower. The `Station` does all I/O on files of the host. Its errors never reach the caller of
-an operation: without a station the operation is written alone.
+leader could wait for a follower. The `Station` does all I/O on files of the host. If it fails, the author takes the
+log's lock itself, and its caller sees no error.
 """
 
 from __future__ import annotations
@@ -51,26 +50,28 @@ LOOK_S = 0.05
 """How long a follower waits for an answer before it tries the seat again, in seconds."""
 
 STALLED_S = 0.5
-"""How long a leader that waits for the log's lock may show no life, in seconds. Then its followers write alone."""
+"""How long a leader that waits for the log's lock may give no sign of life, in seconds. Then its followers stop waiting
+for it, and take the log's lock themselves."""
 
 SILENT_S = 2.0
-"""How long a leader may show no change in any phase, in seconds. It may have died and left the seat to a child."""
+"""How long a leader that holds the log's lock may give no sign of life, in seconds. It may have died, and a child that
+has inherited the seat keeps it locked."""
 
 TELL_S = 0.005
-"""How long an author waits for the answer of a leader that has just left the seat, in seconds."""
+"""How long an author waits for an answer after its leader has left the seat, in seconds."""
 
 RETRY_S = 5.0
 """The pause between two attempts to open a station, and between two checks that it is still there, in seconds."""
 
 
 class Combiner:
-    """Writes the operations of one handle, combined with those of the other writers of the host.
+    """Writes the operations of one handle, combined with those of other writers on the host.
 
     Args:
         log: the log of the handle.
         decider: decides the operations.
-        notify: wakes the waiters for keys that were written.
-        outcomes: recognises the records of requests.
+        notify: a function that wakes the waiters for the given keys.
+        outcomes: finds the records of requests.
     """
 
     def __init__(
@@ -87,16 +88,17 @@ class Combiner:
         self._jitter = SILENT_S * system.random_bytes(1)[0] / 512
 
     def write(self, operation: Operation, limit: float, started: float | None = None) -> Any:
-        """Carry out `operation`, and return its result.
+        """Write `operation`, and return its result.
 
         Args:
             operation: the operation.
             limit: how long it may take, in seconds.
-            started: when the call of which the operation is a part began (monotonic, in seconds); None: now.
+            started: if the operation is a part of a longer call: when that call began (monotonic, in seconds). None:
+                now.
 
         Raises:
-            StoreTimeoutError: neither the log's lock nor an answer came within `limit` seconds; ``maybe_applied`` is
-                true if a leader may still append the record.
+            StoreTimeoutError: the author got neither the log's lock nor an answer within `limit` seconds.
+                ``maybe_applied`` is true if a leader may still append the record.
             StoreUnavailableError, StoreGoneError, CorruptLogError: as in `Log.update`.
         """
         if not system.fork_marker[0]:
@@ -124,7 +126,7 @@ class Combiner:
                     station.give_back(slot)
 
     def close(self) -> None:
-        """Close the station. Threads that wait for an answer withdraw their requests, and raise."""
+        """Close the station. Each thread that waits for an answer withdraws its request, and raises an error."""
         self._is_closed = True
         for station in list(self._stations.values()):
             self._drop(station)
@@ -132,7 +134,7 @@ class Combiner:
     # -- the station -----------------------------------------------------------------------------------------------
 
     def _station_for(self, operation: Operation, now: float) -> Station | None:
-        """Return the station, or None if `operation` must be written alone. `now` is the time, monotonic."""
+        """Return the station; None if `operation` can't be combined with others. `now` is the monotonic time."""
         handle, shared = self._log.handle, self._log.shared
         if operation.size > requests.REQUEST_MAX or handle.lock.kind != OFD:  # a long operation is its own batch
             return None
@@ -175,7 +177,7 @@ class Combiner:
         station.close()
 
     def _lose(self, station: Station | None, error: BaseException) -> None:
-        """Stop using `station` for a while, because of `error`."""
+        """Stop using `station` for `RETRY_S` seconds, because it failed with `error`."""
         logger(__name__).debug("%s: this process writes alone for now: %s", self._log.path, str(error))
         if station is not None:
             self._drop(station)
@@ -183,19 +185,19 @@ class Combiner:
     # -- the author ------------------------------------------------------------------------------------------------
 
     def _write_alone(self, write: Write) -> Any:
-        """Carry out `write` under the log's lock, without claiming requests."""
+        """Write the operation of `write` under the log's lock, without claiming requests."""
         batch = Batch(self._log, self._decider, write)
         try:
             if write.is_claimed:
-                # Usually the log has the record, and one read is enough. While this process waited for the lock, which
-                # takes longer, other hosts could compact the log twice, and no file would have the record any more.
+                # Usually the log has the record, and one read is enough. Read it before the wait for the lock: if other
+                # hosts compact the log twice during that wait, no file has the record any more.
                 self._log.refresh(write.left())
                 if self._is_complete(write):
                     return write.result
             self._log.update(BATCH, b"", batch, None, write.left())
         except (StoreError, StoreTimeoutError) as error:
-            if write.is_claimed:  # it was not found out, under the lock, what became of the request
-                # In a durable log the error may be that of the sync of the very record that was read.
+            if write.is_claimed:  # no read under the lock has shown yet whether the record was appended
+                # In a durable log, the error may be that the sync of this record failed.
                 if not self._log.handle.root.header.durable and self._is_complete(write):
                     return write.result
                 error.maybe_applied = True
@@ -264,7 +266,7 @@ class Combiner:
             self._outcomes.close(token)
 
     def _encode(self, write: Write, session: int, slot: Slot) -> bytes | None:
-        """Return the request of `write`; None if this handle has no session in whose name a leader could write."""
+        """Return the encoded request for `write`; None if it is too long, or this handle has no session yet."""
         log = self._log
         known = log.table.sessions.get(session)
         if known is None or log.handle.recovery & CLOSED:
@@ -274,10 +276,10 @@ class Combiner:
         return data if len(data) <= requests.REQUEST_MAX else None
 
     def _take_back(self, station: Station, write: Write) -> None:
-        """Remove the request of `write`, if there is one, after an error while it was published.
+        """Remove the request of `write`, if it exists, because its publishing raised an error.
 
-        An error of a signal handler that has a number can't be told from one of the system, and may come after the
-        publishing. If a leader has claimed the request meanwhile, its record is found under the log's lock.
+        The error may come from a signal handler that ran after the publishing. If a leader has claimed the request
+        meanwhile, its record is found under the log's lock.
         """
         with ignoring(OSError):  # for the same reason as the publishing
             station.remove(write.path)
@@ -310,7 +312,7 @@ class Combiner:
         return False
 
     def _follow(self, station: Station, slot: Slot, write: Write) -> Any:
-        """Wait for the answer to the published request of `write`, or take the seat over."""
+        """Wait for the answer to the request of `write`, or take the seat if it is free. Return the result."""
         state, since = b"", write.started
         claimed_by: bytes | None = None  # the state of the seat once the request was gone
         now, wait_s = write.started, 0.0
@@ -349,7 +351,7 @@ class Combiner:
             wait_s = max(min(LOOK_S, write.deadline - now), 0.001)
 
     def _receive(self, station: Station, slot: Slot, write: Write, seconds: float) -> Answer | None:
-        """Return the answer to `write`; None if none has come within `seconds`, or if the seat is free."""
+        """Return the answer to `write`; None if the seat is free, or after `seconds` without an answer."""
         while True:
             data = station.receive(slot, seconds)
             if data is None:
@@ -357,13 +359,13 @@ class Combiner:
             answer = Answer.decode(data)
             if answer is None or answer.verdict == requests.LEAD:
                 return None
-            # The address may have been used for an earlier request, whose answer came late. Few answers do, so the wait
-            # begins anew without a look at the clock.
+            # Otherwise it is a late answer to an earlier request from this address. That is rare, so the wait is
+            # repeated with the full time.
             if answer.time == write.time:
                 return answer
 
     def _take(self, answer: Answer, write: Write) -> Any:
-        """Return the result in `answer`. If there is none, carry `write` out alone."""
+        """Return the result in `answer`. If it has none, take the log's lock and write alone."""
         write.path = ""  # the leader has claimed it
         write.is_claimed = True
         if answer.verdict == requests.DONE:
@@ -371,7 +373,7 @@ class Combiner:
         return self._write_alone(write)
 
     def _bypass(self, state: bytes, seconds: float) -> None:
-        """Record that the leader that wrote `state` seems stopped. No thread waits for it until it writes again."""
+        """Record that the leader that wrote `state` into the seat seems stopped. No thread waits for it any more."""
         self._stalled = state
         logger(__name__).debug(
             "%s: the process that writes for this host has shown no life for %.1f s; writing alone",
@@ -380,7 +382,7 @@ class Combiner:
         )
 
     def _take_over(self, station: Station, slot: Slot, write: Write) -> Any:
-        """Lead if the request was not claimed. Otherwise find out whether it took effect. This thread has the seat."""
+        """Lead if the request was not claimed; otherwise find out whether it took effect. This thread has the seat."""
         is_leading = False
         try:
             is_leading = self._withdraw(station, write)
@@ -392,12 +394,12 @@ class Combiner:
             except OSError as error:  # as in `Station.leave_seat`
                 raise_if_foreign(error)
             slot.may_have_seat = False
-        # The leader may have called another author meanwhile, which has found the seat taken, and is not called again.
+        # The previous leader may have woken another author, which found the seat taken by this thread. Wake it again.
         self._call_next(station, slot)
         return self._find_out(station, slot, write)
 
     def _find_out(self, station: Station, slot: Slot, write: Write) -> Any:
-        """Return the result of `write`. A leader has claimed its request and left the seat."""
+        """Return the result of `write`, after a leader has claimed its request and left the seat."""
         write.path = ""
         write.is_claimed = True
         answer = self._receive(station, slot, write, TELL_S)  # the leader may be about to tell the result
@@ -420,7 +422,7 @@ class Combiner:
             raise
 
     def _is_complete(self, write: Write) -> bool:
-        """Return whether all records of `write` were read by now. If so, set its result."""
+        """Return whether all records of `write` are in the log, as far as it was read. If so, set its result."""
         watch = write.watch
         if watch is None or not watch.is_found or system.process_epoch() != write.epoch:  # as in `Batch._decide_own`
             return False
@@ -430,9 +432,9 @@ class Combiner:
     # -- the leader ------------------------------------------------------------------------------------------------
 
     def _lead(self, station: Station, slot: Slot, write: Write, limit: float) -> Any:
-        """Carry out `write` and all requests that wait, in one hold of the log's lock, within `limit` seconds.
+        """Write `write` and all published requests under one hold of the log's lock. Return the result of `write`.
 
-        This thread has the seat.
+        This thread has the seat. The write may take `limit` seconds.
         """
         log = self._log
         batch = Batch(log, self._decider, write, station, slot)
@@ -443,8 +445,8 @@ class Combiner:
             log.update(BATCH, b"", batch, None, limit)
             is_written = True
         finally:
-            # No signal handler runs at an assignment. After the call of `free` one may raise, and would skip it: the
-            # thread would count as a leader for ever. Another thread may lead by then, and have assigned itself.
+            # This assignment comes before the call of `free`, after which a signal handler may raise. If it were
+            # skipped, the thread would count as a leader for ever. Another thread may also lead by then.
             shared.leader = 0
             try:
                 # The first call is of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
@@ -459,7 +461,7 @@ class Combiner:
         return self._finish(write, batch)
 
     def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:
-        """Send each author its answer, once the records are complete on the server, and then wake the next leader."""
+        """Send each author its answer, and then wake the next leader. If `is_written` is false, the write failed."""
         if system.process_epoch() != station.epoch:
             return  # a signal handler has forked, and this is the child: the requests are the parent's
         try:
@@ -471,7 +473,7 @@ class Combiner:
 
     @staticmethod
     def _call_next(station: Station, slot: Slot) -> None:
-        """Wake the oldest author that waits, because the seat is free."""
+        """Wake the author that has waited longest, because the seat is free."""
         for path in station.requests():
             data = station.read(path)
             request = None if data is None else decode_request(data)

@@ -1,11 +1,12 @@
-"""Records that any process of the host may append: `SharedLogWriter` appends them, and `Outcomes` finds them again.
+"""`SharedLogWriter`: append records for several sessions. `Outcomes`: find the record that a leader has appended.
 
-An author that receives no answer looks for the record of its request. Any read of the handle may meet this record, also
-the read of another thread. So every read compares the records that it applies with the open tokens.
+An author that receives no answer must find out whether the log has the record of its request. Any read of the handle
+may return this record, even a read by another thread. So each read compares the records that it applies with the tokens
+of all requests whose outcome is open.
 
-If other hosts have compacted the log more than once, a handle begins again with a snapshot, which has no tokens. The
-snapshot gives the time of the last record of each session (`SessionTable.times`). The times of a session rise. So a
-request with a later time was not appended before the snapshot, and a request with exactly that time was.
+If other hosts have compacted the log more than once, the handle reads a snapshot, which has no tokens. The snapshot
+contains the time of the last record of each session (`SessionTable.times`). The times of a session's records rise. So a
+request with a later time was not appended before the snapshot, and a request with exactly this time was.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from fscoord._runtime.system import TIME_MAX
 from fscoord.errors import StoreUnavailableError
 
 TIMES: Final = 2
-"""How many times in a row `SharedLogWriter.next_time` reserves: an arrival at a barrier may need two records."""
+"""How many consecutive times `SharedLogWriter.next_time` reserves. An arrival at a barrier may need two records."""
 
 
 class SharedLogWriter(LogWriter):
-    """The appends of a handle whose records other processes of the host may append as well.
+    """A `LogWriter` for a handle whose records a leader in another process may append.
 
-    The author of an operation chooses the times of its records before it takes any lock, and several threads may choose
-    times at once. A record is found again by its session and its time. So no two records of a session may have the same
-    time, whichever process appends them.
+    The author of an operation chooses the time of its record before it takes any lock, and several threads may do so at
+    once. A record is identified by its session and its time. So no two records of a session may have the same time,
+    even if different processes append them.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
         super().__init__(handle, cursor, write)
-        # The latest time by the clock so far, plus a number that rises by `TIMES`: so each time is greater than the one
-        # before, also if the clock steps back. `next` on this chain is one C function, which neither another thread nor
-        # a signal handler can enter in the middle.
+        # The latest time by the clock so far, plus a counter that rises by `TIMES`. So each time is later than the time
+        # before, even if the clock steps back. `next` on this chain is one C function, which neither another thread nor
+        # a signal handler can interrupt.
         clamped = map(min, map(max, iter(system.time.time_ns, None), repeat(0)), repeat(TIME_MAX))
         latest = accumulate(clamped, max)
         self._times = map(add, latest, count(step=TIMES))
 
     def next_time(self) -> int:
-        """Return the time of the next record, in ns by the wall clock. The times after it, up to `TIMES`, stay unused.
+        """Reserve `TIMES` consecutive times for the next records. Return the first (wall time in nanoseconds).
 
         Any thread may call this method, without a lock.
         """
@@ -62,12 +63,13 @@ class SharedLogWriter(LogWriter):
         self.append_batch([(kind, key, value, session, self.next_time())])
 
     def append_batch(self, records: Sequence[Record]) -> None:
-        """Write `records` in one write(2), and apply them. They are all data records, or there is only one.
+        """Write `records` in one write(2), and apply them. All must be data records, unless there is only one.
 
-        A durable log is written and synced record by record. If a batch lost a sector in its middle, sound records
-        would follow the lost sector, and readers would report damage.
+        In a durable log, the records are written and synced one by one. Otherwise a power failure could lose a sector
+        in the middle of the batch. Sound records would follow the lost sector, and readers would report damage.
 
-        If the write fails, or the process dies in it, the first records of the batch may be complete. These count.
+        If the write fails, or the process dies during it, the first records of the batch may be complete. Then they
+        take effect.
 
         Raises:
             StoreUnavailableError: the write failed; ``maybe_applied`` is true if a record may have been written.
@@ -97,7 +99,8 @@ class SharedLogWriter(LogWriter):
 
 
 Note = Callable[[SpilledRecord], Any]
-"""Returns what the result of an operation depends on, given its record, which is about to be applied."""
+"""A function that gets the record of an operation, just before the record is applied. It returns the part of the state
+that the result of the operation depends on."""
 
 
 class Watch:
@@ -105,11 +108,11 @@ class Watch:
 
     Attributes:
         token: identifies the record.
-        generation: the generation that the handle was in when the watch began. The record can't be in an earlier
-            generation.
+        note: the function to call when the record is found.
+        generation: the generation in use when the watch began. The record can't be in an earlier generation.
         resets: how often the handle had discarded its state when the watch began.
-        is_found: whether the record was read, or is known to be before a snapshot that was read.
-        noted: the result of the note function; None if the record is before a snapshot.
+        is_found: whether the record was read, or a snapshot proves that it was appended.
+        noted: the result of `note`; None if only a snapshot proves that the record was appended.
     """
 
     def __init__(self, token: Token, note: Note, generation: int, resets: int) -> None:
@@ -122,10 +125,10 @@ class Watch:
 
 
 class Outcomes:
-    """Passes every call on to `state_machine`, and recognises the records with open tokens.
+    """A `StateMachine` that forwards every call to `state_machine`, and finds the records that are watched for.
 
-    The process mutex guards every method but `open` and `close`, which other threads call at any time. Each of these
-    is one operation on a dictionary.
+    The process mutex guards all methods except `open` and `close`. Any thread may call these two at any time, because
+    each is one operation on a dictionary.
     """
 
     def __init__(self, state_machine: StateMachine, table: SessionTable) -> None:
@@ -137,19 +140,19 @@ class Outcomes:
         self._resets = 0
 
     def open(self, token: Token, note: Note, generation: int) -> Watch:
-        """Begin to watch for the record of `token`, before the request is published."""
+        """Begin to watch for the record with `token`. Must be called before the request is published."""
         watch = self._open[token] = Watch(token, note, generation, self._resets)
         return watch
 
     def close(self, token: Token) -> None:
-        """End the watch for the record of `token`."""
+        """Stop watching for the record with `token`."""
         self._open.pop(token, None)
 
     def settle(self, watch: Watch, generation: int) -> bool:
         """Find out whether the record of `watch` is in the log. Return whether ``watch.is_found`` is certain now.
 
-        The caller has the log's lock, and has read `generation` to its end. If the handle has discarded its state since
-        the watch began, it has not read all records before the snapshot of that generation.
+        The caller holds the log's lock, and has read `generation` to its end. If the handle has discarded its state
+        since the watch began, it may not have read the record. Then the times in the snapshot decide.
         """
         if watch.is_found or watch.resets == self._resets or watch.generation == generation:
             return True
@@ -161,11 +164,7 @@ class Outcomes:
         return True
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Apply the next records.
-
-        The note of a record with an open token is taken after all records before it are applied, and before it is
-        applied.
-        """
+        """Apply the next records. Call the note function of each watched record just before it is applied."""
         times = self._table.times
         for found in records:
             if found[4] > times.get(found[3], 0):
@@ -184,6 +183,5 @@ class Outcomes:
         self._state_machine.apply(records)
 
     def reset(self) -> None:
-        """Discard the state. All records are applied again, from the first."""
         self._resets += 1
         self._state_machine.reset()

@@ -1,7 +1,7 @@
-"""`Request` and `Answer`: the messages of a follower to a leader and of the leader to the follower, as bytes. Pure.
+"""`Request` and `Answer`: encode and decode the messages between a follower and its leader. Pure.
 
-Both stay on one host, in a directory that is private to one user, and exist only during one call. So their format may
-change with the name of that directory, which contains a version (`station.VERSION`).
+Both stay on one host, in a directory that is private to one user, and exist only during one call. The name of the
+directory contains a version (`station.VERSION`). A new version may have another format.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 Token = tuple[int, int]
-"""Identifies one operation in the log: the session that writes its record, and the time of the record. No two records
-of a session have the same time, except for those of a snapshot."""
+"""Identifies the record of an operation: (session number, time of the record). No two records of a session have the
+same time, except in a snapshot."""
 
 REQUEST_MAX: Final = 16 * 1024
-"""The longest request, in bytes. The author of a longer operation writes alone."""
+"""The largest request, in bytes. The author of a larger operation takes the log's lock itself."""
 
 _CRC = Struct("<I")
 _REQUEST = Struct("<IIQ16sH")  # run, session, time, liveness id, size of the address
@@ -23,20 +23,21 @@ _ANSWER = Struct("<QB")
 _SEAT = Struct("<BQ")
 
 DONE, ALONE, UNKNOWN, LEAD = 1, 2, 3, 4
-"""What an answer says. `DONE`: the operation took effect, or was decided without a record; its result follows. `ALONE`:
-nothing was appended for it, and its author must write alone. `UNKNOWN`: the leader failed. `LEAD`: the seat is free."""
+"""The verdict of an answer. `DONE`: the operation took effect, or needed no record; its result follows. `ALONE`: no
+record was appended; the author must take the log's lock itself. `UNKNOWN`: the leader failed. `LEAD`: the seat is
+free."""
 
 WAITING, HOLDING = 1, 2
-"""The phases of a leader: it waits for the log's lock, or it has the lock."""
+"""The phases of a leader: it waits for the log's lock, or it holds the lock."""
 
 
 class Author(NamedTuple):
-    """The session that makes a request. The leader's session table must hold the same facts about it.
+    """The session that makes a request. The leader compares these facts with its session table.
 
     Attributes:
-        session: its number.
-        alive_id: the id of the liveness file in which it holds a byte.
-        run: the number of the run that it has joined.
+        session: the number of the session.
+        alive_id: the id of the liveness file in which the session has locked a byte.
+        run: the number of the run that the session has joined.
     """
 
     session: int
@@ -48,9 +49,9 @@ class Request(NamedTuple):
     """A request, as a leader reads it.
 
     Attributes:
-        author: the session that makes the request, and in whose name the record is appended.
+        author: the session that makes the request. The record names it as its writer.
         time: the time of the record, which the author has chosen.
-        address: the name of the socket at which the author waits.
+        address: the name of the socket on which the author receives the answer.
         operation: the encoded operation.
     """
 
@@ -61,7 +62,7 @@ class Request(NamedTuple):
 
 
 def encode_request(author: Author, time: int, address: str, operation: bytes) -> bytes:
-    """Return the bytes of a request."""
+    """Encode a `Request` with these fields."""
     name = address.encode()
     head = _REQUEST.pack(author.run, author.session, time, author.alive_id, len(name))
     body = head + name + operation
@@ -69,7 +70,7 @@ def encode_request(author: Author, time: int, address: str, operation: bytes) ->
 
 
 def decode_request(data: bytes) -> Request | None:
-    """Return the request in `data`, the bytes of a request; None if `data` is not a request."""
+    """Decode `data`. Return None if it is not a request."""
     start = _CRC.size + _REQUEST.size
     if len(data) < start or _CRC.unpack_from(data)[0] != crc32(data[_CRC.size :]):
         return None
@@ -82,9 +83,9 @@ class Answer(NamedTuple):
     """The answer of a leader to a follower.
 
     Attributes:
-        time: the time of the requested record. An answer to an earlier request has another time.
+        time: the time of the requested record. It distinguishes this answer from late answers to earlier requests.
         verdict: `DONE`, `ALONE`, `UNKNOWN` or `LEAD`.
-        result: the encoded result, for `DONE`.
+        result: the encoded result if the verdict is `DONE`; otherwise empty.
     """
 
     time: int
@@ -97,7 +98,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Answer | None:
-        """Return the answer in `data`, or None if `data` is not an answer."""
+        """Decode `data`. Return None if it is not an answer."""
         if len(data) < _ANSWER.size:
             return None
         time, verdict = _ANSWER.unpack_from(data)
@@ -108,11 +109,11 @@ SEAT_SIZE: Final = _SEAT.size
 
 
 def encode_seat(phase: int, count: int) -> bytes:
-    """Return the bytes that a leader writes into the seat: its phase, and a number that differs after each change."""
+    """Return the bytes that a leader writes into the seat file: its phase, and a `count` that changes each time."""
     return _SEAT.pack(phase, count & 0xFFFFFFFFFFFFFFFF)
 
 
 def decode_seat(data: bytes) -> tuple[int, int]:
-    """Return the phase and the number in `data`; zeros if no leader has written them yet."""
+    """Return (phase, count) from the bytes of the seat file; zeros if no leader has written them yet."""
     phase, count = _SEAT.unpack(data[:SEAT_SIZE].ljust(SEAT_SIZE, b"\0"))
     return phase, count

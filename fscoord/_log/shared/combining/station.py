@@ -1,19 +1,19 @@
-"""`Station`: the files by which the writers of a log on one host find a leader: seat, requests and sockets.
+"""`Station`: the files through which the writers of a log on one host combine writes: requests, seat and sockets.
 
-The station is a directory beside the bell of the host, private to its user: ``q`` has the requests, ``a`` the
-addresses of the threads that wait for an answer, ``seat`` the lock of the leader. docs/format.md lists the names. The
-directory is in memory if possible: publishing a request took 19 microseconds there, and 870 on a busy ext4.
+The station is a directory beside the bell of the host, private to its user. Its subdirectory ``q`` has the requests,
+``a`` the addresses of the threads that wait for an answer, and its file ``seat`` the lock of the leader. docs/format.md
+lists the names. The directory is in memory if possible, because there a request is published much faster.
 
-- A **request** is one name. Most requests are the text of a symbolic link: one call makes the link, and one call reads
-  it. To make a file takes four calls. On a host whose system calls are slow, these took a tenth of a barrier. A request
-  that is too long for a link is a file, written under another name and renamed. Neither is ever torn. The process whose
-  unlink(2) succeeds owns the request: the leader that claims it, or the author that withdraws it. The kernel lets
-  exactly one unlink(2) succeed.
-- The **seat** is a lock on byte 0 of a file, tried and never waited for. The file holds the phase of the leader and a
-  counter, by which followers distinguish a leader that waits for the log's lock from a stopped leader.
+- A **request** is usually a symbolic link, whose text is the request: one call creates the link, and one call reads it.
+  A file would take four calls. A request that is too long for a link is a file, which is written under another name and
+  renamed. Neither can be torn. unlink(2) decides who owns the request: the leader claims it, or the author withdraws
+  it. Only one unlink(2) can succeed.
+- The **seat** is a lock on byte 0 of a file. A thread tries to take it, and never waits for it. The file contains the
+  phase of the leader and a counter. From them, followers see whether a leader waits for the log's lock or is stopped.
 - An **address** is a datagram socket. A send never blocks. The error ECONNREFUSED shows that the author is gone.
 
-Everything here may be lost. If the directory was removed or is full, an OSError is raised, and the caller writes alone.
+Everything here may be lost. If the directory was removed or is full, OSError is raised, and the author takes the log's
+lock itself.
 """
 
 from __future__ import annotations
@@ -33,37 +33,36 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign, raise_unless_absent
 
 VERSION: Final = ".3"
-"""The end of the name of the directory. Versions of fscoord that can read each other's files have the same end."""
+"""The suffix of the directory's name. Versions of fscoord that can read each other's files have the same suffix."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the subdirectory that is made in it is checked
 """A file system in memory, for hosts on which XDG_RUNTIME_DIR is not set."""
 
 SWEEP_S: Final = 60.0
-"""The pause between two removals of addresses whose owners are gone, in seconds."""
+"""How often a leader removes the addresses of dead processes, in seconds."""
 
 ANSWER_MAX: Final = 1 << 16
-"""The longest datagram, in bytes. An answer is shorter."""
+"""The size of the buffer for an answer or a request, in bytes. Both are shorter."""
 
 LINK_MAX: Final = 750
-"""The longest request that is the text of a link, in bytes. The text is base64, because it must not contain a null
-byte. It may have 1,024 bytes on XFS (XFS_SYMLINK_MAXLEN), and 4,095 on most other file systems."""
+"""The longest request that is published as a link, in bytes. The text of the link is base64, because it must not
+contain a null byte. It may have 1,024 bytes on XFS (XFS_SYMLINK_MAXLEN), and 4,095 on most other file systems."""
 
 
 class Slot:
-    """The address, and the descriptor of the seat, that one thread uses while it writes.
+    """The sockets and the descriptor of the seat that one thread uses while it writes.
 
-    The seat is an open-file-description lock, so two threads that shared a descriptor would not exclude each other.
-
-    A slot that is lost to an interruption is closed when it is collected.
+    Each thread needs its own descriptor: two threads with the same descriptor would not exclude each other, because the
+    seat is an open-file-description lock. If an interruption loses a slot, it is closed when it is collected.
 
     Args:
-        path: the path of the address.
+        path: the path of the address, the name of the socket that receives answers.
 
     Attributes:
         name: the name of the address.
         take: takes the seat, or raises BlockingIOError.
         free: leaves the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
-        may_have_seat: whether the slot may have the seat. It is set before `take`, and cleared after a refusal and
+        may_have_seat: whether the slot may have the seat. Set before `take`, and cleared after a failed `take` and
             after `free`.
     """
 
@@ -83,7 +82,7 @@ class Slot:
         self._close = partial(_close, path, epoch, self._sockets)
 
     def open(self, way: str, seat: str, network: Any) -> None:
-        """Open the sockets and the seat. `way` leads to the directory of the addresses."""
+        """Open the sockets and the seat. `way` is a short path of the directory of the addresses, with a slash."""
         network.datagram_sockets(self._sockets)
         self.inbox.bind(way + self.name)
         self.is_readable = system.readiness(self.inbox.fileno())
@@ -102,13 +101,13 @@ class Slot:
         return self._sockets[1]
 
     def close(self) -> None:
-        """Remove the address, and close everything. A second call repeats what a signal handler interrupted."""
+        """Remove the address, and close all descriptors. May be called again after an interruption."""
         self._close()
         system.close_all(system.os.close, self._fds)
         self._finalizer.detach()
 
     def after_fork(self) -> None:
-        """Close the sockets in a forked child. Another step closes the descriptor (`system.Descriptors`)."""
+        """Close the sockets in a forked child. `system.Descriptors` closes the descriptor of the seat."""
         self.take, self.free = _no_descriptor, _nothing
         for each in self._sockets:
             each.close()
@@ -126,12 +125,12 @@ def _seat_lock(kind: int) -> bytes:
 
 
 class Station:
-    """The station of one handle for the log `key`.
+    """Publishes requests, takes the seat and sends answers for one handle on the log `key`.
 
-    The pool of slots is shared by the threads of the handle. Each takes a slot for one operation.
+    The threads of the handle share a pool of slots. A thread takes a slot for each operation.
 
     Raises:
-        OSError: no directory is local to this host and private to this user, or the files can't be made in it.
+        OSError: no directory is local to this host and private to this user, or files can't be created in it.
     """
 
     def __init__(self, key: LogKey) -> None:
@@ -175,11 +174,11 @@ class Station:
         self._add_slot(self._free_slots.append)
 
     def _size_of_empty(self) -> int:
-        """Return the size of the directory of the requests if the size shows that it is empty; otherwise -1.
+        """Return the size in bytes of the empty directory of requests; -1 if the size does not show that it is empty.
 
-        A directory of tmpfs is longer with each name. A directory of ext4 has one block with and without names. The
-        station's own directory always has three names, so it shows which kind of directory this is. The directory of
-        the addresses would not: on ext4 it takes another block for some hundred names, and keeps it.
+        On tmpfs, the size of a directory grows with each name. On ext4, a directory has one block with or without
+        names. The two differ in the size of the station's own directory, which always has three names: on tmpfs it is
+        larger than the empty directory.
         """
         size = system.os.stat(self._requests).st_size
         is_longer = system.os.stat(self.directory).st_size > size
@@ -188,7 +187,7 @@ class Station:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def take_slot(self, taken: list[Slot]) -> None:
-        """Add to `taken` a slot that no other thread uses. Its inbox may have answers to earlier requests."""
+        """Append a slot that no other thread uses to `taken`. Its inbox may contain answers to earlier requests."""
         try:
             # In one chain, so that the caller can give the slot back even if it is interrupted here.
             taken.extend(map(list.pop, (self._free_slots,)))
@@ -203,7 +202,7 @@ class Station:
             self.close()
 
     def _add_slot(self, record: Callable[[Slot], None]) -> None:
-        """Make a slot, and pass it to `record`, a C function."""
+        """Create a slot, and pass it to the C function `record`."""
         name = f"{system.os.getpid():x}-{system.random_bytes(4).hex()}"
         slot = Slot(system.os.path.join(self._addresses, name))
         self._slots.add(slot)
@@ -239,18 +238,18 @@ class Station:
             slot.may_have_seat = False
 
     def show(self, phase: int, count: int) -> None:
-        """Write the leader's phase into the seat. Only a leader calls this method."""
+        """Write the leader's phase and a changing `count` into the seat file. Only a leader calls this method."""
         data = encode_seat(phase, count)
         # No signal handler runs between the two steps of this line. In a child that one forks, the descriptor is -1.
         system.os.pwrite(self._seat_fd, data, 0)
 
     def seat_state(self) -> bytes:
-        """Return the phase and the number that the leader has written into the seat."""
+        """Return the bytes that the leader has written into the seat file, for `decode_seat`."""
         return system.os.pread(self._seat_fd, SEAT_SIZE, 0)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the seat has no name any more, so that other processes take another seat."""
+        """Whether the seat file has no name any more. Other processes then use another seat."""
         with ignoring(OSError):
             return system.os.fstat(self._seat_fd).st_nlink == 0
         return True
@@ -258,17 +257,17 @@ class Station:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def request_path(self, started: float, name: str) -> str:
-        """Return the path of a new request of a call that began at `started`, by the monotonic clock.
+        """Return the path for a new request, whose name contains `name`.
 
-        The name of the request begins with this time, so that the oldest request comes first.
+        The name begins with `started` (monotonic, in seconds), so that the oldest request comes first.
         """
         return f"{self._requests}/{int(started * 1e9):020d}.{name}"
 
     def publish(self, slot: Slot, data: bytes, path: str) -> None:
-        """Publish the request `data` of the author with `slot`, at `path`.
+        """Publish the request `data` at `path`. The author uses `slot`.
 
         Raises:
-            OSError: it can't be written, or this is a forked child: the address of `slot` is the parent's.
+            OSError: the request can't be written, or this is a forked child, where `slot` belongs to the parent.
         """
         if len(data) > LINK_MAX:
             self._publish_file(slot, data, path)
@@ -296,8 +295,8 @@ class Station:
         """Return the paths of all requests, the oldest first. The list is empty if the directory is gone."""
         try:
             if self._empty_size >= 0 and (size := system.os.stat(self._requests).st_size) <= self._empty_size:
-                # One system call in place of five. If a request was withdrawn while the size was measured, that size is
-                # too large, and one request is overlooked. The next size of an empty directory corrects this.
+                # One system call instead of five. If a request was withdrawn while `_size_of_empty` ran, its result is
+                # too large, and one request may be overlooked. The next size of an empty directory corrects this.
                 self._empty_size = size
                 return []
             names = system.os.listdir(self._requests)
@@ -327,7 +326,7 @@ class Station:
         return None
 
     def is_pending(self, path: str) -> bool:
-        """Return whether the request `path` was not claimed yet. If it can't be seen, it counts as pending."""
+        """Return whether the request `path` still exists, so that no leader has claimed it; True after an error."""
         try:
             system.os.stat(path, follow_symlinks=False)
         except OSError as error:
@@ -336,9 +335,9 @@ class Station:
         return True
 
     def remove(self, path: str) -> bool:
-        """Claim or withdraw the request `path`. Return False if another process has done so, or the file is gone.
+        """Claim or withdraw the request `path` by unlink(2). Return False if another process has removed it already.
 
-        Safety depends on this decision between the leader and the author, and on no other.
+        The safety of combined writes depends on this call: it succeeds either for a leader or for the author.
         """
         if system.process_epoch() != self.epoch:
             return False  # in a forked child: the request is the parent's
@@ -361,14 +360,14 @@ class Station:
         return False
 
     def tell(self, slot: Slot, address: str, answer: Answer) -> bool:
-        """Send `answer` to `address`. Return whether it was sent. A lost answer costs its author a look at the log."""
+        """Send `answer` to `address`. Return whether it was sent. Without an answer, the author reads the log."""
         with ignoring(OSError):
             slot.outbox.sendto(answer.encode(), self._way + address)
             return True
         return False
 
     def receive(self, slot: Slot, seconds: float) -> bytes | None:
-        """Return the next datagram that comes to `slot` within `seconds`, or None."""
+        """Return the next datagram that `slot` receives within `seconds`; None if there is none."""
         if seconds > 0 and not slot.is_readable(seconds * 1000):
             return None
         with ignoring(OSError):
@@ -379,19 +378,19 @@ class Station:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def sweep_if_due(self, slot: Slot, now: float) -> None:
-        """Remove the files of dead processes, once in `SWEEP_S`. Only a leader calls this method, with its `slot`.
+        """Remove the files of dead processes, if `SWEEP_S` have passed at `now` (monotonic, in seconds).
 
-        An error is dropped: the leader has written, so its call has succeeded. `now` is monotonic.
+        Only a leader calls this method, with its `slot`. Errors are ignored, because the leader's write has succeeded.
         """
         if now - self._swept_at > SWEEP_S:
             with ignoring(OSError):
                 self._sweep(slot, now)
 
     def _sweep(self, slot: Slot, now: float) -> None:
-        """Remove the names of closed sockets. A socket is opened before its name exists.
+        """Remove the names of closed sockets. The socket of `slot` probes the others.
 
-        `slot` has the open socket that tries the other sockets. If it were closed, all others would seem closed. No
-        other thread closes it meanwhile, because the caller uses it.
+        The socket of `slot` must stay open, or all others would seem closed. No other thread closes it, because the
+        caller uses the slot. A socket is opened before its name exists, so a new name is never removed.
         """
         self._swept_at = now
         for name in system.os.listdir(self._addresses):
@@ -401,9 +400,9 @@ class Station:
                 safe_files.unlink_quietly(system.os.path.join(self._addresses, name), self.epoch)
 
     def close(self) -> None:
-        """Close the free slots. A thread that uses a slot closes it, and all else, when it gives the slot back.
+        """Close the free slots. If other slots are in use, the last thread to give its slot back closes the rest.
 
-        The last user of the directory removes it: while another process has an address in it, the first rmdir(2) fails.
+        Remove the directory if no other process uses it. The first rmdir(2) fails if another process has an address.
         """
         self.is_closed = True
         while self._free_slots:
@@ -419,8 +418,7 @@ class Station:
     def _forget_descriptors(self) -> None:
         """Make every later use of the seat or of an address fail.
 
-        Another thread may just begin to use the station. The numbers may soon be those of other files: a leader would
-        write into the log.
+        Another thread may be about to use a descriptor. Its number may soon belong to another file, even to the log.
         """
         self._seat_fd = -1
         self._way = "/proc/self/fd/-1/"
@@ -437,7 +435,7 @@ class Station:
                 step(path)
 
     def after_fork(self) -> None:
-        """Forget the slots in a forked child. All files and locks are the parent's, so nothing is removed or unlocked.
+        """Discard the slots in a forked child. Remove and unlock nothing, because files and locks belong to the parent.
 
         The descriptors are closed already. The child opens a station of its own.
         """
