@@ -1,0 +1,152 @@
+"""`two_writers.py SECONDS [PART]`: two mounts append to one file, and count in another, under each lock and way of I/O.
+
+It needs no fscoord. It runs in the labs of `glab.py` and `clab.py`, or with NFS_A and NFS_B set to two mounts of one
+file system. Each line of the output is one lock and one way to write. It says how often both processes had the lock,
+how many of the counter's increments and of the appended lines are missing, and how many appends did not land at the
+end of the file. Exit status: 0 some way is sound, 1 none is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+LINE = 64
+PAGE = 4096
+DIRECT = os.O_DIRECT
+
+
+def posix(fd: int, kind: int) -> None:
+    fcntl.lockf(fd, kind)
+
+
+def ofd(fd: int, kind: int) -> None:
+    kinds = {fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", kinds[kind], os.SEEK_SET, 0, 0, 0))
+
+
+LOCKS: dict[str, Callable[[int, int], None]] = {"ofd": ofd, "posix": posix, "flock": fcntl.flock}
+WAYS = ("append", "append+fsync", "fstat+append", "reopen+append", "pwrite at fstat", "pwrite at read", "direct append")
+
+
+def read_all(fd: int) -> bytes:
+    """Return the bytes of the file, in aligned reads, which O_DIRECT asks for."""
+    found, buffer = b"", mmap.mmap(-1, 1 << 20)
+    while count := os.preadv(fd, [buffer], len(found)):
+        found += buffer[:count]
+        if count % PAGE:
+            break
+    return found
+
+
+class Writer:
+    """One process on one mount. `shared` is memory of both: [0] who has the lock, [1] how often both had it."""
+
+    def __init__(self, directory: str, lock: str, way: str, shared: Any) -> None:
+        self.path, self.lock, self.way, self.shared = f"{directory}/lines", LOCKS[lock], way, shared
+        self.locked = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT)
+        extra = DIRECT if way.startswith("direct") else 0
+        at_end = 0 if way.startswith("pwrite") else os.O_APPEND
+        self.flags = os.O_RDWR | os.O_CREAT | at_end | extra
+        self.lines = os.open(self.path, self.flags)
+        self.counter = os.open(f"{directory}/counter", os.O_RDWR | os.O_CREAT | extra)
+        self.tally = {"written": 0, "misplaced": 0}
+        self.page = mmap.mmap(-1, PAGE)
+
+    def turn(self, name: int) -> None:
+        self.lock(self.locked, fcntl.LOCK_EX)
+        if self.shared[0]:
+            self.shared[1] += 1
+        self.shared[0] += 1
+        try:
+            self.count()
+            self.append(f"{name} {self.tally['written']}".ljust(LINE - 1).encode() + b"\n")
+            self.tally["written"] += 1
+        finally:
+            self.shared[0] -= 1
+            self.lock(self.locked, fcntl.LOCK_UN)
+
+    def count(self) -> None:
+        self.page[:8] = bytes(8)
+        os.preadv(self.counter, [self.page], 0)
+        self.page[:8] = (int.from_bytes(self.page[:8], "little") + 1).to_bytes(8, "little")
+        os.pwritev(self.counter, [self.page], 0)
+        if "fsync" in self.way:
+            os.fsync(self.counter)
+
+    def append(self, line: bytes) -> None:
+        if self.way == "reopen+append":
+            os.close(self.lines)
+            self.lines = os.open(self.path, self.flags)
+        if self.way == "fstat+append":
+            os.fstat(self.lines)
+        if self.way.startswith("pwrite"):
+            # Each process has the lock, so the end that it reads here is where its line belongs.
+            end = os.fstat(self.lines).st_size if self.way == "pwrite at fstat" else len(read_all(self.lines))
+            os.pwrite(self.lines, line, end)
+        elif self.way == "direct append":
+            self.page[:] = line.ljust(PAGE - 1) + b"\n"
+            os.write(self.lines, self.page)
+        else:
+            os.write(self.lines, line)
+        if "fsync" in self.way:
+            os.fsync(self.lines)
+        size = PAGE if self.way == "direct append" else LINE
+        ends = (self.shared[2] + 1) * size  # where this line ends if no line was lost
+        self.shared[2] += 1
+        if not self.way.startswith("pwrite") and os.lseek(self.lines, 0, os.SEEK_CUR) != ends:
+            self.tally["misplaced"] += 1
+
+
+def run(directories: list[str], lock: str, way: str, seconds: float) -> bool:
+    """Let both mounts write, print what is missing, and return whether nothing is."""
+    memory = mmap.mmap(-1, PAGE)
+    shared = memoryview(memory).cast("Q")
+    children, pipes = [], []
+    name = f"{lock}-{way.replace(' ', '-')}-{time.time_ns()}"
+    places = [f"{directory}/{name}" for directory in directories]
+    os.mkdir(places[0])
+    for number, place in enumerate(places):
+        inlet, outlet = os.pipe()
+        pid = os.fork()
+        if not pid:
+            writer = Writer(place, lock, way, shared)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                writer.turn(number)
+            os.write(outlet, struct.pack("QQ", writer.tally["written"], writer.tally["misplaced"]))
+            os._exit(0)
+        os.close(outlet)
+        children.append(pid)
+        pipes.append(inlet)
+    ends = [struct.unpack("QQ", os.read(pipe, 16).ljust(16, b"\0")) for pipe in pipes]
+    for pid in children:
+        os.waitpid(pid, 0)
+    written, misplaced = sum(end[0] for end in ends), sum(end[1] for end in ends)
+    with open(f"{places[1]}/counter", "rb") as file:
+        missing = written - int.from_bytes(file.read(8), "little")
+    with open(f"{places[1]}/lines", "rb") as file:
+        lost = written - len([line for line in file.read().split(b"\n") if line.strip(b"\0 ")])
+    print(
+        f"{lock:6}{way:17}{written:6} turns; both had the lock {shared[1]} times; {missing} increments missing;"
+        f" {lost} lines lost; {misplaced} appends not at the end",
+        flush=True,
+    )
+    return not (shared[1] or missing or lost or misplaced)
+
+
+def main(seconds: float, only: str = "") -> int:
+    directories = [os.environ["NFS_A"], os.environ["NFS_B"]]
+    both = [pair for pair in itertools.product(LOCKS, WAYS) if only in " ".join(pair)]
+    return int(not any([run(directories, lock, way, seconds) for lock, way in both]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), *sys.argv[2:]))
