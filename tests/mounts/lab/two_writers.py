@@ -12,6 +12,8 @@ import fcntl
 import itertools
 import mmap
 import os
+import select
+import signal
 import struct
 import sys
 import time
@@ -33,6 +35,8 @@ def ofd(fd: int, kind: int) -> None:
 
 
 LOCKS: dict[str, Callable[[int, int], None]] = {"ofd": ofd, "posix": posix, "flock": fcntl.flock}
+STEPS = ("between two turns", "locking", "counting", "appending", "unlocking")
+HANG_S = 20.0
 WAYS = ("append", "append+fsync", "fstat+append", "reopen+append", "pwrite at fstat", "pwrite at read", "direct append")
 
 
@@ -47,9 +51,14 @@ def read_all(fd: int) -> bytes:
 
 
 class Writer:
-    """One process on one mount. `shared` is memory of both: [0] who has the lock, [1] how often both had it."""
+    """One process on one mount.
 
-    def __init__(self, directory: str, lock: str, way: str, shared: Any) -> None:
+    `shared` is memory of both: [0] how many have the lock, [1] how often both had it, [2] the number of lines, and the
+    step of each process, which is the place in `STEPS`.
+    """
+
+    def __init__(self, number: int, directory: str, lock: str, way: str, shared: Any) -> None:
+        self.number = number
         self.path, self.lock, self.way, self.shared = f"{directory}/lines", LOCKS[lock], way, shared
         self.locked = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT)
         extra = DIRECT if way.startswith("direct") else 0
@@ -60,21 +69,30 @@ class Writer:
         self.tally = {"written": 0, "misplaced": 0}
         self.page = mmap.mmap(-1, PAGE)
 
-    def turn(self, name: int) -> None:
+    def begin(self, step: str) -> None:
+        self.shared[3 + self.number] = STEPS.index(step)
+
+    def turn(self) -> None:
+        self.begin("locking")
         self.lock(self.locked, fcntl.LOCK_EX)
         if self.shared[0]:
             self.shared[1] += 1
         self.shared[0] += 1
         try:
+            self.begin("counting")
             self.count()
-            self.append(f"{name} {self.tally['written']}".ljust(LINE - 1).encode() + b"\n")
+            self.begin("appending")
+            self.append(f"{self.number} {self.tally['written']}".ljust(LINE - 1).encode() + b"\n")
             self.tally["written"] += 1
         finally:
             self.shared[0] -= 1
+            self.begin("unlocking")
             self.lock(self.locked, fcntl.LOCK_UN)
 
     def count(self) -> None:
         self.page[:8] = bytes(8)
+        if "fstat" in self.way:
+            os.fstat(self.counter)
         os.preadv(self.counter, [self.page], 0)
         self.page[:8] = (int.from_bytes(self.page[:8], "little") + 1).to_bytes(8, "little")
         os.pwritev(self.counter, [self.page], 0)
@@ -117,15 +135,22 @@ def run(directories: list[str], lock: str, way: str, seconds: float) -> bool:
         inlet, outlet = os.pipe()
         pid = os.fork()
         if not pid:
-            writer = Writer(place, lock, way, shared)
+            writer = Writer(number, place, lock, way, shared)
             until = time.monotonic() + seconds
             while time.monotonic() < until:
-                writer.turn(number)
+                writer.turn()
             os.write(outlet, struct.pack("QQ", writer.tally["written"], writer.tally["misplaced"]))
             os._exit(0)
         os.close(outlet)
         children.append(pid)
         pipes.append(inlet)
+    until = time.monotonic() + seconds + HANG_S
+    for number, pipe in enumerate(pipes):
+        if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+            print(f"{lock:6}{way:17}mount {number} hangs: {STEPS[shared[3 + number]]}", flush=True)
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+            return False
     ends = [struct.unpack("QQ", os.read(pipe, 16).ljust(16, b"\0")) for pipe in pipes]
     for pid in children:
         os.waitpid(pid, 0)
