@@ -34,6 +34,8 @@ exec chroot . /bin/bash "$1/room.sh"
 
 ROOM = r"""
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+libraries=$LD_LIBRARY_PATH
+export LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu # for Debian's programs alone: the command may be another Python's
 {
   echo '127.0.0.1 localhost gsrv' >/etc/hosts
   hostname gsrv
@@ -41,6 +43,7 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/r
   for _ in $(seq 150); do mountpoint -q /mnt/a && mountpoint -q /mnt/b && break; sleep 0.2; done
   mountpoint -q /mnt/a && mountpoint -q /mnt/b || exit 125
 } >&2
+export LD_LIBRARY_PATH=$libraries
 cat >/usr/local/bin/on_host <<'X'
 #!/bin/sh
 # on_host a|b COMMAND...: run it as on that host
@@ -90,10 +93,7 @@ def run(lab: str, kind: str, server: str, given: argparse.Namespace) -> int:
     mount = f"-o {shlex.quote(given.mount_options)}" if given.mount_options else ""
     (room / "room.sh").write_text(filled.replace("@MOUNT@", mount).replace("@COMMAND@", given.shell))
     command = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child"]
-    environment = os.environ | {"LD_LIBRARY_PATH": "/usr/lib/x86_64-linux-gnu"}
-    process = subprocess.Popen(
-        [*command, "bash", "-c", NAMESPACES, lab, str(room)], stdin=subprocess.DEVNULL, env=environment
-    )
+    process = subprocess.Popen([*command, "bash", "-c", NAMESPACES, lab, str(room)], stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     begun = time.monotonic()
     try:
