@@ -31,6 +31,9 @@ kernel has forgotten a file: on sshfs, a file with number 2 had number 5 once it
 after the next mount."""
 
 
+CEPH_FUSE_KINDS: Final = frozenset(("fuse.ceph", "fuse.ceph-fuse"))
+
+
 class Objection(NamedTuple):
     """The reason to refuse a mount, as a clause, and the remedy."""
 
@@ -54,6 +57,15 @@ class Mount(NamedTuple):
     def is_nfs(self) -> bool:
         """Whether this is a mount of the kernel's NFS client."""
         return self.kind in NFS_KINDS
+
+    @property
+    def appends(self) -> bool:
+        """Whether a write with O_APPEND begins at the end of the file if the writer holds a lock.
+
+        On ceph-fuse it begins at the size that the kernel has cached, and neither the lock nor the write updates this
+        size: of 425 appends of two mounts under a lock, 211 were lost.
+        """
+        return self.kind not in CEPH_FUSE_KINDS
 
     @property
     def reads_to_end(self) -> bool:
@@ -124,13 +136,16 @@ class Mount(NamedTuple):
     def _objection_to_reads(self, coherence: str | None) -> Objection | None:
         """Return the objection to reads of the chosen mode `coherence`, or of the default mode.
 
-        A chosen mode is the user's responsibility. Only on GlusterFS one mode alone can return current data.
+        A chosen mode is the user's responsibility. Only on GlusterFS and ceph-fuse one mode alone can return current
+        data.
         """
         if self.kind == "fuse.sshfs" and coherence is None:
             return Objection(
                 "sshfs shows old data",
                 'use another shared directory, or, if only one host uses the log, pass coherence="local"',
             )
+        if self.kind in CEPH_FUSE_KINDS:
+            return self._objection_to_ceph_fuse(coherence)
         if self.kind == "fuse.glusterfs" and coherence != LOCKED:
             return Objection(
                 "GlusterFS by default returns data that is up to a second old, even under the lock, and the options of"
@@ -139,6 +154,15 @@ class Mount(NamedTuple):
                 ' direct-io-mode=enable, run "fscoord doctor" on two hosts at once, and pass coherence="locked"',
             )
         return None
+
+    def _objection_to_ceph_fuse(self, coherence: str | None) -> Objection | None:
+        """Return the objection to reads through the caches of ceph-fuse, which are not valid under a lock either."""
+        if coherence == DIRECT:
+            return None
+        return Objection(
+            "a read through the caches of ceph-fuse may return other bytes than the file has, under the lock too",
+            'pass coherence="direct" in every process; the kernel\'s CephFS client was not tested',
+        )
 
     def _objection_to_nfs(self, lock: str) -> Objection | None:
         """Return the objection to locks of the kind `lock` on this NFS mount, or None.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from fscoord._log.mount import CEPH_FUSE_KINDS
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.doctor import probes
@@ -43,7 +44,7 @@ ADVICE: Final = {
     system.errno.EDQUOT: "; free some of the quota, because the doctor writes its test files there",
 }
 """The next step for the user if the directory can't be examined, by the number of the error."""
-FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
+FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}} | dict.fromkeys(CEPH_FUSE_KINDS, {"coherence": "direct"})
 """The options with which a store can be tried on a mount that it refuses by default."""
 
 

@@ -104,6 +104,36 @@ def test_reads_take_a_lock_where_direct_reads_are_refused(
                 assert early.get("k") == late.get("k") == b"3"
 
 
+def test_ceph_fuse_is_refused_without_direct_reads(path: str, mounted: object) -> None:
+    mounted("fuse.ceph-fuse ceph-fuse rw,user_id=0")  # type: ignore[operator]
+    for options in ({}, {"coherence": "locked"}, {"coherence": "local"}, {"trust_locks": True}):
+        with pytest.raises(UnsupportedFilesystemError, match=r'caches of ceph-fuse.*pass coherence="direct"'):
+            FileStore(path, **options)  # type: ignore[arg-type]
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_records_on_ceph_fuse_are_written_where_the_read_records_end(
+    lock: str, durable: bool, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """There O_APPEND writes at the size that the kernel has cached, and the lock does not update the size."""
+    mounted("fuse.ceph-fuse ceph-fuse rw,user_id=0")  # type: ignore[operator]
+    options = {"lock": lock, "coherence": "direct", "durable": durable}
+    with FileStore(path, **options) as one, FileStore(path, **options) as other:  # type: ignore[arg-type]
+        for number in range(1, 5):
+            assert (one, other)[number % 2].add("n", 1) == number
+        size = os.path.getsize(path)
+        one.set("k", "v" * 100)
+    os.truncate(path, size + 30)  # as a writer leaves the log that is killed in the middle of a write
+    with FileStore(path, **options) as one, FileStore(path, **options) as other:  # type: ignore[arg-type]
+        assert [store.add("n", 1) for store in (one, other, one)] == [5, 6, 7]
+        assert not other.check(["k"])
+    logs = [flags for name, flags in kernel.opened if name == path and flags & (os.O_WRONLY | os.O_RDWR)]
+    assert logs and not any(flags & os.O_APPEND for flags in logs)
+    assert read_log(Path(path).read_bytes())
+
+
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
 @pytest.mark.parametrize("how", ["direct", "locked"])
 @pytest.mark.parametrize("durable", [False, True])

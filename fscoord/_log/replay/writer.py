@@ -91,6 +91,7 @@ class LogWriter:
             # would take other bytes at their offsets for damage.
             if system.os.fstat(fd).st_size < verdict.place:
                 system.os.ftruncate(fd, verdict.place)
+            system.os.lseek(fd, verdict.place, 0)  # for mounts whose flags for writing have no O_APPEND
             data, chain = record.encode_void(handle.offset, handle.lock.session, self.next_time(), handle.chain)
             self._write(data)
             verdict = torn_tail.Skip(verdict.place + len(data), chain)

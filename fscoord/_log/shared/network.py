@@ -90,7 +90,9 @@ class NetworkAccess:
         handle.read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
         # With O_RDWR the kernel fetches the page in which an append begins, which is one more request. A reader under a
         # lock still needs O_RDWR, because a shared lock needs a descriptor that is open for reading.
-        handle.write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
+        handle.write_flags = system.os.O_WRONLY if is_direct else system.os.O_RDWR
+        if self._mount.appends:
+            handle.write_flags |= system.os.O_APPEND
 
     @property
     def _file(self) -> FileId:
@@ -328,6 +330,8 @@ class NetworkAccess:
         hole in the record.
         """
         handle = self._handle
+        if not (self._mount.appends or handle.pending or handle.is_torn):  # otherwise `void_tail` has moved there
+            system.os.lseek(handle.lock.fd, handle.offset, system.os.SEEK_SET)
         try:
             for start in range(0, len(data), self.piece):
                 self._append(data[start : start + self.piece])
