@@ -130,7 +130,8 @@ def test_records_on_ceph_fuse_are_written_where_the_read_records_end(
         assert [store.add("n", 1) for store in (one, other, one)] == [5, 6, 7]
         assert not other.check(["k"])
     logs = [flags for name, flags in kernel.opened if name == path and flags & (os.O_WRONLY | os.O_RDWR)]
-    assert logs and not any(flags & os.O_APPEND for flags in logs)
+    assert logs
+    assert not any(flags & os.O_APPEND for flags in logs)
     assert read_log(Path(path).read_bytes())
 
 

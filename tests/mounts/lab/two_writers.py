@@ -228,7 +228,8 @@ def run(directories: list[str], lock: str, way: str, seconds: float, lookers: in
     lost = written - len(kept)
     print(
         f"{lock:6}{way:17}{written:6} turns; both had the lock {shared[1]} times; {missing} increments missing;"
-        f" {lost} lines lost; {misread} reads and {shared[8]} of {shared[9]} looks showed other bytes; {misplaced} appends that the kernel placed elsewhere",
+        f" {lost} lines lost; {misread} reads and {shared[8]} of {shared[9]} looks showed other bytes;"
+        f" {misplaced} appends that the kernel placed elsewhere",
         flush=True,
     )
     return not (shared[1] or missing or lost or misread or shared[8])
