@@ -44,7 +44,9 @@ ADVICE: Final = {
     system.errno.EDQUOT: "; free some of the quota, because the doctor writes its test files there",
 }
 """The next step for the user if the directory can't be examined, by the number of the error."""
-FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}} | dict.fromkeys(CEPH_FUSE_KINDS, {"coherence": "direct"})
+FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}} | {
+    kind: {"coherence": "direct"} for kind in CEPH_FUSE_KINDS
+}
 """The options with which a store can be tried on a mount that it refuses by default."""
 
 
