@@ -30,6 +30,9 @@ FUSE_WITH_INODES: Final = frozenset(
 assign a new number to a file after its inode has left the kernel's cache, and at each mount."""
 
 
+CEPH_FUSE_KINDS: Final = frozenset(("fuse.ceph", "fuse.ceph-fuse"))
+
+
 class Objection(NamedTuple):
     """Why a mount is refused, and what the user can do. Both are clauses of an error message."""
 
@@ -130,13 +133,16 @@ class Mount(NamedTuple):
     def _objection_to_reads(self, coherence: str | None) -> Objection | None:
         """Return why reads in the mode `coherence` (None: the default) can't return current data; None if they can.
 
-        A mode that the user has chosen is accepted, except on GlusterFS, where only reads under a lock can be current.
+        The user is responsible for a mode that was chosen. Only on GlusterFS and ceph-fuse one mode alone can return
+        current data.
         """
         if self.kind == "fuse.sshfs" and coherence is None:
             return Objection(
                 "sshfs shows old data",
                 'use another shared directory, or, if only one host uses the log, pass coherence="local"',
             )
+        if self.kind in CEPH_FUSE_KINDS:
+            return self._objection_to_ceph_fuse(coherence)
         if self.kind == "fuse.glusterfs" and coherence != LOCKED:
             return Objection(
                 "GlusterFS by default returns data that is up to a second old, even under the lock, and the options of"
@@ -145,6 +151,15 @@ class Mount(NamedTuple):
                 ' direct-io-mode=enable, run "fscoord doctor" on two hosts at once, and pass coherence="locked"',
             )
         return None
+
+    def _objection_to_ceph_fuse(self, coherence: str | None) -> Objection | None:
+        """Return the objection to reads through the caches of ceph-fuse, which are not valid under a lock either."""
+        if coherence == DIRECT:
+            return None
+        return Objection(
+            "a read through the caches of ceph-fuse may return other bytes than the file has, under the lock too",
+            'pass coherence="direct" in every process; the kernel\'s CephFS client was not tested',
+        )
 
     def _objection_to_nfs(self, lock: str) -> Objection | None:
         """Return why locks of the kind `lock` are not safe on this NFS mount; None if they are.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from fscoord._log.mount import CEPH_FUSE_KINDS
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.doctor import probes
@@ -40,7 +41,9 @@ ADVICE: Final = {
     system.errno.EDQUOT: "; free some of the quota, because the doctor writes its test files there",
 }
 """What to do if the directory can't be examined, by errno."""
-FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
+FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}} | {
+    kind: {"coherence": "direct"} for kind in CEPH_FUSE_KINDS
+}
 """The options with which a `FileStore` opens on a mount that it refuses by default."""
 
 

@@ -114,6 +114,8 @@ def test_coherence_follows_from_the_kind_of_file_system(kind: str, coherence: st
         (on("cifs"), set()),
         (on("fuse.sshfs"), {"ofd", "flock", "soft"}),
         (on("fuse.glusterfs"), {"ofd", "flock", "soft"}),
+        (on("fuse.ceph-fuse"), {"ofd", "flock", "soft"}),
+        (on("ceph"), set()),
         (on("beegfs"), set()),
         (on("ext4"), set()),
         (on(""), set()),
@@ -169,7 +171,7 @@ def test_trust_in_the_locks_answers_the_objection_to_them(mount: Mount, coherenc
 
 
 def test_trust_in_the_locks_answers_no_objection_to_the_reads() -> None:
-    """Only a way to read answers that; on GlusterFS only one."""
+    """Only a way to read answers that; on GlusterFS and ceph-fuse only one."""
     assert on("fuse.sshfs").objection("ofd", trusts_locks=True) == on("fuse.sshfs").objection("soft")
     assert on("fuse.sshfs").objection("soft", "local") is None
     for trusts in (False, True):
@@ -177,6 +179,10 @@ def test_trust_in_the_locks_answers_no_objection_to_the_reads() -> None:
             each for each in (None, *COHERENCES) if on("fuse.glusterfs").objection("ofd", each, trusts_locks=trusts)
         ]
         assert refused == [None, "local", "direct"]
+        refused = [
+            each for each in (None, *COHERENCES) if on("fuse.ceph-fuse").objection("ofd", each, trusts_locks=trusts)
+        ]
+        assert refused == [None, "local", "locked"]
 
 
 def test_setting_that_cannot_be_checked_is_named_in_a_caution() -> None:

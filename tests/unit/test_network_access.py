@@ -116,6 +116,14 @@ def test_soft_lock_on_lustre_appends_through_the_cache(path: str, mounted: objec
     assert not any(flags & os.O_DIRECT for _, flags in kernel.opened)
 
 
+def test_ceph_fuse_is_refused_without_direct_reads(path: str, mounted: object) -> None:
+    mounted("fuse.ceph-fuse ceph-fuse rw,user_id=0")  # type: ignore[operator]
+    for options in ({}, {"coherence": "locked"}, {"coherence": "local"}, {"trust_locks": True}):
+        with pytest.raises(UnsupportedFilesystemError, match=r'caches of ceph-fuse.*pass coherence="direct"'):
+            FileStore(path, **options)  # type: ignore[arg-type]
+    assert not os.path.exists(path)
+
+
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
 @pytest.mark.parametrize("how", ["direct", "locked"])
 @pytest.mark.parametrize("durable", [False, True])

@@ -31,6 +31,14 @@ for turn in $(seq "$turns"); do
   else
     failed+=("$turn-gluster: no glusterd here, apt-get install glusterfs-server glusterfs-client")
   fi
+  if command -v ceph-fuse >/dev/null && command -v ceph-mds >/dev/null; then
+    echo "=== $turn-ceph"
+    (cd "$lab/../../.." && "$python" "$lab/clab.py" --timeout 3000 -- "$python" -m pytest tests/mounts \
+      -p no:cacheprovider -q --timeout=1800 --shared-dirs /mnt/a,/mnt/b --on-a 'on_host a' --on-b 'on_host b' \
+      --store-options coherence=direct -k 'not round_trips') || failed+=("$turn-ceph")
+  else
+    failed+=("$turn-ceph: no CephFS here, apt-get install ceph-mon ceph-osd ceph-mds ceph-fuse ceph-common")
+  fi
 done
 [ ${#failed[@]} -eq 0 ] || printf 'failed: %s\n' "${failed[@]}"
 exit $((${#failed[@]} > 0))
