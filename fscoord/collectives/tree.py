@@ -1,0 +1,201 @@
+"""`TreeCall`: one call of a barrier of many nodes, whose ranks arrive in the store of their group.
+
+The first rank of each group represents the group. It waits until the ranks of the group have arrived, meets the
+representatives of the other groups in a further store, the root, and then releases its group.
+
+These are the keys for the barrier ``K``, and the store may be the same for all:
+
+- In the store of group 3: ``K/group/3``, the prefix of a barrier with ranks that count from 0 in the group, and
+  ``K/group/3/released``, for which the other ranks wait. Its value is `PASS`, or the reason why the barrier failed.
+- In the root: ``K/groups``, the prefix of a barrier whose ranks are the numbers of the groups, and
+  ``K/group/3/missing``. A rank of group 3 that times out sets this key, so that all groups name the missing ranks.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
+from fscoord._runtime import system
+from fscoord._waiting.wait import KEYS, VALUES, WaitRequest, WaitSteps
+from fscoord.collectives import steps
+from fscoord.collectives.arrivals import MISSING_MAX, Arrivals, Attempt, check_rank, describe_missing
+from fscoord.errors import BarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
+from fscoord.store import Store, needed_store
+
+PASS: Final = b"1"
+"""The value by which a representative releases its group. Any other value is the text of an error."""
+
+
+class TreeCall:
+    """The call of one rank, in steps. A driver carries out `arrive`, `meet` on the representative, then `leave`.
+
+    If a step raises a `StoreTimeoutError`, the driver carries out `time_out` instead of the steps that remain. The
+    arguments are those of `fscoord.collectives.tree_barrier`.
+
+    Attributes:
+        is_representative: whether the rank represents its group.
+    """
+
+    def __init__(
+        self,
+        group: Store,
+        root: Store,
+        rank: int,
+        world_size: int,
+        group_size: int,
+        key: Key,
+        timeout: Timeout | None,
+        trace_timeout: Timeout,
+    ) -> None:
+        self._group, self._root = needed_store(group), needed_store(root)
+        self._rank, self._world_size = check_rank(rank, world_size)
+        self._group_size = check_positive("group_size", group_size)
+        self._number, local = divmod(self._rank, self._group_size)
+        self._groups = -(-self._world_size // self._group_size)
+        self._key = key_bytes(key)
+        size = min(self._group_size, self._world_size - self._first_of(self._number))
+        limit = to_seconds(group.timeout if timeout is None else timeout)
+        prefix, start = self._prefix_of(self._number), system.time.monotonic()
+        self._call = Attempt(prefix, local, size, limit, start, to_seconds(trace_timeout))
+        self._arrivals = Arrivals(self._group, prefix, self._call)
+        self._released = prefix + b"/released"
+        self._failure: BarrierError | None = None
+        self.is_representative = local == 0
+
+    def arrive(self) -> WaitSteps[None]:
+        """Arrive in the store of the group. The representative waits for the other ranks of the group.
+
+        Raises:
+            UsedBeforeError: the group was released before this call, and the previous call had not timed out.
+            BarrierError: the ranks of the group disagree about the sizes.
+        """
+        waits = self.is_representative
+        try:
+            text = yield self._arrivals.request(waits=waits, all_wait=False)
+            if text is not None:
+                yield from self._arrivals.settle(text, waits=waits)
+        except UsedBeforeError as error:
+            # All ranks of the group had arrived, but until its release they have not passed: a process was replaced.
+            if self._group.check([self._released]):
+                raise self._used_before() from error
+        except StoreTimeoutError:
+            if self._arrivals.missing():
+                raise
+        except BarrierError as error:
+            if not waits:
+                raise self._explained(error) from error
+            self._failure = self._explained(error)
+
+    def meet(self) -> WaitSteps[None]:
+        """Meet the representatives of the other groups in the root."""
+        if self._failure is not None:
+            return
+        call, prefix = self._call, self._key + b"/groups"
+        given = (self._groups, prefix, call.left(), self._number, None, call.trace_timeout)
+        try:
+            yield from steps.barrier(self._root, *given, fail_fast=False)
+        except UsedBeforeError:
+            pass  # an earlier process with this rank passed here, and died before it released the group
+        except StoreTimeoutError:
+            raise
+        except BarrierError as error:
+            self._failure = self._explained(error)
+
+    def leave(self) -> WaitSteps[None]:
+        """Release the group if the rank represents it; otherwise wait for the release.
+
+        Raises:
+            BarrierError: the groups disagree about the sizes.
+        """
+        if self.is_representative:
+            self._group.set(self._released, PASS if self._failure is None else str(self._failure))
+            if self._failure is not None:
+                raise self._failure
+            return
+        (reason,) = yield WaitRequest(VALUES, [self._released], self._call.left())
+        self._raise_unless_pass(reason)
+
+    def time_out(self, error: StoreTimeoutError) -> WaitSteps[None]:
+        """Raise the error that names the missing ranks of all groups. Return if the group has been released meanwhile.
+
+        The steps wait in the root, at most for the trace timeout.
+
+        Raises:
+            StoreTimeoutError: some ranks are missing, or their representatives are.
+        """
+        call, number = self._call, self._number
+        local = self._arrivals.record_time_out(is_over=False)
+        reason = self._group.get(self._released, default=None)
+        if reason is not None:
+            self._raise_unless_pass(reason)
+            return
+        at_root = Attempt(self._key + b"/groups", number, self._groups, call.timeout, call.start, call.trace_timeout)
+        absent = Arrivals(self._root, at_root.prefix, at_root).missing()
+        if not local and (number in absent or not absent):
+            local = [0]  # all ranks of the group have arrived, and its representative has not gone on
+        names, dead, words = [str(self._first_of(number) + rank) for rank in local], "", ""
+        if local:
+            fates = describe_missing(self._group, local, self._first_of(number))
+            dead, words = " ".join(fates.dead), fates.words
+            report = "|".join([" ".join(names[:MISSING_MAX]), dead, words]).encode()
+            self._report(report)
+        elsewhere = [each for each in absent if each != number][:MISSING_MAX]
+        keys = [self._prefix_of(each) + b"/missing" for each in elsewhere]
+        if keys:
+            with suppress(StoreTimeoutError):
+                yield WaitRequest(KEYS, keys, call.trace_left())
+        for each, key in zip(elsewhere, keys, strict=True):
+            text = self._root.get(key, default=None)
+            if text is None:  # no rank of that group has reported
+                last = min(self._first_of(each + 1), self._world_size) - 1
+                names.append(f"{self._first_of(each)} to {last}, or some of them")
+                continue
+            theirs, _, rest = text.decode(errors="replace").partition("|")
+            names += theirs.split()
+            more, _, description = rest.partition("|")
+            dead, words = f"{dead} {more}", words + description
+        raise self._timed_out(error, names, dead.split(), words) from error
+
+    def _timed_out(self, error: StoreTimeoutError, names: list[str], dead: list[str], words: str) -> StoreTimeoutError:
+        more = f" and {len(names) - MISSING_MAX} more" if len(names) > MISSING_MAX else ""
+        names = names[:MISSING_MAX]
+        return StoreTimeoutError(
+            f"Timed out waiting on tree barrier on rank {self._rank}, for key prefix: {key_text(self._key)}"
+            f" (world_size={self._world_size}, group_size={self._group_size}, missing_ranks=[{', '.join(names)}{more}],"
+            f" timeout={self._call.timeout:g}){words}{self._group._closer_look()}",
+            keys=error.keys,
+            missing_ranks=names,
+            dead_ranks=dead,
+            holder=error.holder,
+            waited=self._call.waited(),
+        )
+
+    def _report(self, report: bytes) -> None:
+        """Let the other groups know what this group lacks. Its ranks report the same, so one write is enough."""
+        key = self._prefix_of(self._number) + b"/missing"
+        with suppress(FscoordError):  # this call raises its time-out anyway
+            if self._root.get(key, default=None) != report:
+                self._root._write_within(self._call.trace_left(), key, report, appends=False)
+
+    def _raise_unless_pass(self, reason: bytes) -> None:
+        if reason != PASS:
+            raise BarrierError(reason.decode(errors="replace"))
+
+    def _used_before(self) -> UsedBeforeError:
+        return self._call._replace(prefix=self._key, rank=self._rank, world_size=self._world_size).used_before(
+            self._group
+        )
+
+    def _explained(self, error: BarrierError) -> BarrierError:
+        return BarrierError(
+            f"tree barrier {key_text(self._key)!r} on rank {self._rank}, with world_size={self._world_size} and"
+            f" group_size={self._group_size}: the ranks of a group, or the groups, disagree: {error}"
+        )
+
+    def _first_of(self, group: int) -> int:
+        return group * self._group_size
+
+    def _prefix_of(self, group: int) -> bytes:
+        return self._key + b"/group/%d" % group
