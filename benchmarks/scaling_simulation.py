@@ -205,7 +205,7 @@ def groups_of(nodes: int, size: int) -> list[int]:
 
 def run_one(world: World, job: Job, holds: int = 1) -> float:
     """Return the time in which all nodes meet in one log."""
-    meet(Log(world), job, lambda node: None, holds)
+    meet(Log(world), job, lambda _: None, holds)
     return world.run()
 
 

@@ -124,30 +124,34 @@ class TreeCall:
 
         Raises:
             StoreTimeoutError: some ranks are missing, or their representatives are.
+            BarrierError: the ranks of the group, or the groups, disagree about the sizes.
         """
         call, number = self._call, self._number
-        local = self._arrivals.record_time_out(is_over=False)
+        at_root = Attempt(self._key + b"/groups", number, self._groups, call.timeout, call.start, call.trace_timeout)
+        groups = Arrivals(self._root, at_root.prefix, at_root)
+        try:
+            local = self._arrivals.record_time_out(is_over=False)
+            absent = groups.missing()
+        except BarrierError as problem:
+            raise self._explained(problem) from problem
         reason = self._group.get(self._released, default=None)
         if reason is not None:
             self._raise_unless_pass(reason)
             return
-        at_root = Attempt(self._key + b"/groups", number, self._groups, call.timeout, call.start, call.trace_timeout)
-        absent = Arrivals(self._root, at_root.prefix, at_root).missing()
         if not local and (number in absent or not absent):
             local = [0]  # all ranks of the group have arrived, and its representative has not gone on
-        names, dead, words = [str(self._first_of(number) + rank) for rank in local], "", ""
-        if local:
-            fates = describe_missing(self._group, local, self._first_of(number))
-            dead, words = " ".join(fates.dead), fates.words
-            report = "|".join([" ".join(names[:MISSING_MAX]), dead, words]).encode()
-            self._report(report)
-        elsewhere = [each for each in absent if each != number][:MISSING_MAX]
-        keys = [self._prefix_of(each) + b"/missing" for each in elsewhere]
+        names = [str(self._first_of(number) + rank) for rank in local]
+        fates = describe_missing(self._group, local, self._first_of(number))
+        dead, words = " ".join(fates.dead), fates.words
+        if local or self.is_representative:  # a report of no ranks ends the wait of the other groups for a report
+            self._report("|".join([" ".join(names[:MISSING_MAX]), dead, words]).encode())
+        keys = {each: self._prefix_of(each) + b"/missing" for each in absent[: MISSING_MAX + 1] if each != number}
         if keys:
             with suppress(StoreTimeoutError):
-                yield WaitRequest(KEYS, keys, call.trace_left())
-        for each, key in zip(elsewhere, keys, strict=True):
-            text = self._root.get(key, default=None)
+                yield WaitRequest(KEYS, list(keys.values()), call.trace_left())
+            absent = groups.missing()
+        for each in sorted(keys.keys() & absent):
+            text = self._root.get(keys[each], default=None)
             if text is None:  # no rank of that group has reported
                 last = min(self._first_of(each + 1), self._world_size) - 1
                 names.append(f"{self._first_of(each)} to {last}, or some of them")
@@ -156,6 +160,8 @@ class TreeCall:
             names += theirs.split()
             more, _, description = rest.partition("|")
             dead, words = f"{dead} {more}", words + description
+        if not names:  # all have arrived meanwhile, and the representative of this group is about to release it
+            names = [str(self._first_of(number))]
         raise self._timed_out(error, names, dead.split(), words) from error
 
     def _timed_out(self, error: StoreTimeoutError, names: list[str], dead: list[str], words: str) -> StoreTimeoutError:
