@@ -3,8 +3,8 @@
 The nodes share one log, or a tree of logs: one log for each group of nodes, and the root, where one node of each group
 meets those of the other groups. The simulated parts are the lock of a log and its line of waiting nodes, the requests
 of each hold, the polls of each node, and a server that answers one request after the other. `COSTS` has what they cost
-on NFS and on Lustre. The program prints the tables of docs/scaling.md. With ``--check RESULTS`` it compares the
-simulation with measurements of `benchmarks.scaling`. Each figure is the median of `SEEDS`.
+on NFS and on Lustre. The program writes `RESULTS`, of which `benchmarks.scaling_page` makes tables. With ``--check
+MEASURED`` it prints a comparison with measurements of `benchmarks.scaling`. Each figure is the median of `SEEDS`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from benchmarks.scaling import TREES
 from benchmarks.scaling_fit import fastest_s, load
 from fscoord.doctor.prediction import BARRIER_REQUESTS, LEADER_S, RECORD_BYTES, Job, readers
 
+RESULTS = Path(__file__).parent / "results" / "scaling_simulation.json"
 SEEDS = (1, 2, 3, 4, 5)
 NODES = (10, 32, 100, 320, 1000)
 RANKS = 8
@@ -320,44 +322,40 @@ def amount(count: float) -> str:
     return f"{count:.0f}"
 
 
-def simulated(costs: Costs) -> str:
-    """Return the table for one file system: a time and a number of requests in each cell."""
-    lines = []
-    for nodes in NODES:
-        job, agents, size = Job(nodes, RANKS), Job(nodes, 1), group_size(nodes)
-        meeting = MEETING_READS * nodes
-
-        def cell(run: Callable[[World], float], more: float = 0.0) -> str:
-            seconds, requests = medians(costs, run)
-            return f"{duration(seconds + more / costs.server_per_s)}, {amount(requests + more)}"
-
-        lines.append(
-            (
-                f"{nodes:,}",
-                cell(lambda world, job=job: run_one(world, job)),  # type: ignore[misc]
-                cell(lambda world, job=job, size=size: run_tree(world, job, size)),  # type: ignore[misc]
-                cell(lambda world, job=agents: run_one(world, job, MEETING_HOLDS), meeting),  # type: ignore[misc]
-                cell(lambda world, job=agents, size=size: run_tree(world, job, size, MEETING_HOLDS), meeting),  # type: ignore[misc]
-                cell(lambda world, job=job: run_fail_fast(world, job)),  # type: ignore[misc]
-                cell(lambda world, job=job: run_time_out(world, job, job.nodes)),  # type: ignore[misc]
-                cell(lambda world, job=job, size=size: run_time_out(world, job, size)),  # type: ignore[misc]
-            )
-        )
-    head = (
-        "nodes", "barrier: one log", "barrier: tree", "rendezvous: one log", "rendezvous: tree",
-        "crash: one log, `fail_fast`", "time-out: one log", "time-out: tree",
-    )  # fmt: skip
-    return table(head, lines)
+HEAD = (
+    "nodes", "barrier: one log", "barrier: tree", "rendezvous: one log", "rendezvous: tree",
+    "crash: one log, `fail_fast`", "crash, after the time-out: one log", "crash, after the time-out: tree",
+)  # fmt: skip
 
 
-def simulated_nfs() -> str:
-    """Return the table for NFS."""
-    return simulated(COSTS["NFS 4.2"])
+def simulate(costs: Costs, nodes: int) -> list[list[float]]:
+    """Return the time in seconds and the number of requests for each column of `HEAD` after the first."""
+    job, agents, size = Job(nodes, RANKS), Job(nodes, 1), group_size(nodes)
+    meeting = MEETING_READS * nodes
+    runs: list[tuple[Callable[[World], float], int]] = [
+        (lambda world: run_one(world, job), 0),
+        (lambda world: run_tree(world, job, size), 0),
+        (lambda world: run_one(world, agents, MEETING_HOLDS), meeting),
+        (lambda world: run_tree(world, agents, size, MEETING_HOLDS), meeting),
+        (lambda world: run_fail_fast(world, job), 0),
+        (lambda world: run_time_out(world, job, nodes), 0),
+        (lambda world: run_time_out(world, job, size), 0),
+    ]
+    found = []
+    for run, more in runs:
+        seconds, requests = medians(costs, run)
+        found.append([float(f"{seconds + more / costs.server_per_s:.3g}"), float(f"{requests + more:.3g}")])
+    return found
 
 
-def simulated_lustre() -> str:
-    """Return the table for Lustre."""
-    return simulated(COSTS["Lustre"])
+def simulated(name: str, path: Path = RESULTS) -> str:
+    """Return the table for the file system `name`: a time and a number of requests in each cell."""
+    found = json.loads(path.read_text(encoding="utf-8"))[name]
+    rows = [
+        (f"{int(nodes):,}", *(f"{duration(seconds)}, {amount(requests)}" for seconds, requests in cells))
+        for nodes, cells in found.items()
+    ]
+    return table(HEAD, rows)
 
 
 def check(path: Path) -> str:
@@ -385,15 +383,21 @@ def check(path: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables."""
+    """Write the results, or print the comparison."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling_simulation", description=__doc__)
-    parser.add_argument("--check", type=Path, metavar="RESULTS", help="compare with results of `benchmarks.scaling`")
+    parser.add_argument("--check", type=Path, metavar="MEASURED", help="compare with results of `benchmarks.scaling`")
     options = parser.parse_args(arguments)
     if options.check:
         print(check(options.check))
         return
-    for name, costs in COSTS.items():
-        print(f"{name}\n\n{simulated(costs)}\n")
+    found = {name: {nodes: simulate(costs, nodes) for nodes in NODES} for name, costs in COSTS.items()}
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {{\n"
+        + ",\n".join(f'    "{nodes}": {json.dumps(cells)}' for nodes, cells in rows.items())
+        + "\n  }"
+        for name, rows in found.items()
+    )
+    RESULTS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -153,8 +153,8 @@ class TreeCall:
         for each in sorted(keys.keys() & absent):
             text = self._root.get(keys[each], default=None)
             if text is None:  # no rank of that group has reported
-                last = min(self._first_of(each + 1), self._world_size) - 1
-                names.append(f"{self._first_of(each)} to {last}, or some of them")
+                first, last = self._first_of(each), min(self._first_of(each + 1), self._world_size) - 1
+                names.append(f"{first} to {last}, or some of them" if first < last else str(first))
                 continue
             theirs, _, rest = text.decode(errors="replace").partition("|")
             names += theirs.split()
