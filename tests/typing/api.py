@@ -229,7 +229,7 @@ def timeouts(store: Store, path: Path, given: AnyTimeout, limit: AnyTimeout | No
     get_all(store, 0, "prefix", 2, timeout=limit)
     broadcast(store, None, 1, 2, "key", limit)
     gather(store, b"data", 0, 2, "key", limit)
-    tree_barrier(store, store, 0, 2, 1, "key", limit, trace_timeout=limit)
+    tree_barrier(store, store, 0, 2, 1, "key", limit, trace_timeout=5)
     DistBarrier().execute_barrier(limit)
     StoreBarrier(store, timeout=limit).execute_barrier(limit)
     FileStoreBarrier(path, timeout=limit)
