@@ -321,20 +321,19 @@ def tree_barrier(
 ) -> None:
     """Wait until all ranks have called this function with `key`; for jobs of more nodes than one log can serve.
 
-    Ranks 0 to `group_size` - 1 are the first group, and so on. The ranks of a group share the store `group`, and all
-    ranks share the store `root`. The first rank of each group represents the group in `root`. The other ranks only read
-    there, and only after a time-out. See "More nodes" in the documentation for when this is faster.
+    Ranks 0 to `group_size` - 1 are the first group, and so on. The first rank of each group represents the group in
+    `root`. The other ranks only read there, and only after a time-out. "Many ranks on a file server" says when this is
+    faster than `barrier`.
 
-    An arrival is idempotent. A rank whose call timed out, or whose process died, may call again. If the group has been
-    released meanwhile, the call passes after a time-out, and otherwise raises `UsedBeforeError`, as that of `barrier`.
-    A group waits until the process of its dead representative is replaced, or until the timeout.
+    An arrival is idempotent, as that of `barrier` with a rank: a rank whose call timed out, or whose process died, may
+    call again. A group waits until the process of its dead representative is replaced, or until the timeout.
 
     Args:
         group: the store that the ranks of this group share; another log for each group.
         root: the store that all ranks share.
         rank: the rank of this caller, 0 to `world_size` - 1.
         world_size: the number of ranks.
-        group_size: the number of ranks in a group, the same for all. The last group may be smaller.
+        group_size: the number of ranks in a group. The last group may be smaller.
         key: the name of the barrier, which can be used once.
         timeout: the time to wait for the other ranks, in seconds or as a `timedelta`; None: the timeout of `group`.
         trace_timeout: the time that the call may take after `timeout` to find the missing ranks of other groups.
@@ -344,7 +343,6 @@ def tree_barrier(
             group has reported within `trace_timeout`, the error has the first and the last rank of that group.
         UsedBeforeError: the barrier has been used before.
         BarrierError: the ranks disagree about the sizes, or `rank` is not below `world_size`.
-        TypeError: `group` or `root` is not a store of fscoord.
     """
     call = TreeCall(group, root, rank, world_size, group_size, key, timeout, trace_timeout)
     try:

@@ -31,11 +31,8 @@ PASS: Final = b"1"
 class TreeCall:
     """The call of one rank, in steps. A driver carries out `arrive`, `meet` on the representative, then `leave`.
 
-    If a step raises a `StoreTimeoutError`, the driver carries out `time_out` instead of the steps that remain. The
-    arguments are those of `fscoord.collectives.tree_barrier`.
-
-    Attributes:
-        is_representative: whether the rank represents its group.
+    If a step raises a `StoreTimeoutError`, the driver carries out `time_out` instead of the steps that remain.
+    `is_representative` says whether the rank represents its group.
     """
 
     def __init__(
@@ -53,24 +50,20 @@ class TreeCall:
         self._rank, self._world_size = check_rank(rank, world_size)
         self._group_size = check_positive("group_size", group_size)
         self._number, local = divmod(self._rank, self._group_size)
+        self._first = self._rank - local
         self._groups = -(-self._world_size // self._group_size)
         self._key = key_bytes(key)
-        size = min(self._group_size, self._world_size - self._first_of(self._number))
+        size = min(self._group_size, self._world_size - self._first)
         limit = to_seconds(group.timeout if timeout is None else timeout)
-        prefix, start = self._prefix_of(self._number), system.time.monotonic()
-        self._call = Attempt(prefix, local, size, limit, start, to_seconds(trace_timeout))
+        prefix = self._prefix_of(self._number)
+        self._call = Attempt(prefix, local, size, limit, system.time.monotonic(), to_seconds(trace_timeout))
         self._arrivals = Arrivals(self._group, prefix, self._call)
         self._released = prefix + b"/released"
         self._failure: BarrierError | None = None
         self.is_representative = local == 0
 
     def arrive(self) -> WaitSteps[None]:
-        """Arrive in the store of the group. The representative waits for the other ranks of the group.
-
-        Raises:
-            UsedBeforeError: the group was released before this call, and the previous call had not timed out.
-            BarrierError: the ranks of the group disagree about the sizes.
-        """
+        """Arrive in the store of the group. The representative waits for the other ranks of the group."""
         waits = self.is_representative
         try:
             text = yield self._arrivals.request(waits=waits, all_wait=False)
@@ -79,14 +72,15 @@ class TreeCall:
         except UsedBeforeError as error:
             # All ranks of the group had arrived, but until its release they have not passed: a process was replaced.
             if self._group.check([self._released]):
-                raise self._used_before() from error
+                given = self._call._replace(prefix=self._key, rank=self._rank, world_size=self._world_size)
+                raise given.used_before(self._group) from error
         except StoreTimeoutError:
             if self._arrivals.missing():
                 raise
         except BarrierError as error:
-            if not waits:
-                raise self._explained(error) from error
             self._failure = self._explained(error)
+            if not waits:
+                raise self._failure from error
 
     def meet(self) -> WaitSteps[None]:
         """Meet the representatives of the other groups in the root."""
@@ -98,110 +92,81 @@ class TreeCall:
             yield from steps.barrier(self._root, *given, fail_fast=False)
         except UsedBeforeError:
             pass  # an earlier process with this rank passed here, and died before it released the group
-        except StoreTimeoutError:
-            raise
         except BarrierError as error:
             self._failure = self._explained(error)
 
     def leave(self) -> WaitSteps[None]:
-        """Release the group if the rank represents it; otherwise wait for the release.
-
-        Raises:
-            BarrierError: the groups disagree about the sizes.
-        """
+        """Release the group if the rank represents it; otherwise wait for the release. Raise if the barrier failed."""
         if self.is_representative:
             self._group.set(self._released, PASS if self._failure is None else str(self._failure))
             if self._failure is not None:
                 raise self._failure
             return
         (reason,) = yield WaitRequest(VALUES, [self._released], self._call.left())
-        self._raise_unless_pass(reason)
+        self._end(reason)
 
     def time_out(self, error: StoreTimeoutError) -> WaitSteps[None]:
         """Raise the error that names the missing ranks of all groups. Return if the group has been released meanwhile.
 
         The steps wait in the root, at most for the trace timeout.
-
-        Raises:
-            StoreTimeoutError: some ranks are missing, or their representatives are.
-            BarrierError: the ranks of the group, or the groups, disagree about the sizes.
         """
-        call, number = self._call, self._number
-        at_root = Attempt(self._key + b"/groups", number, self._groups, call.timeout, call.start, call.trace_timeout)
-        groups = Arrivals(self._root, at_root.prefix, at_root)
+        call, number, root = self._call, self._number, self._root
+        prefix = self._key + b"/groups"
+        groups = Arrivals(root, prefix, call._replace(prefix=prefix, rank=number, world_size=self._groups))
         try:
             local = self._arrivals.record_time_out(is_over=False)
             absent = groups.missing()
         except BarrierError as problem:
             raise self._explained(problem) from problem
-        reason = self._group.get(self._released, default=None)
-        if reason is not None:
-            self._raise_unless_pass(reason)
-            return
+        if (reason := self._group.get(self._released, default=None)) is not None:
+            return self._end(reason)
         if not local and (number in absent or not absent):
             local = [0]  # all ranks of the group have arrived, and its representative has not gone on
-        names = [str(self._first_of(number) + rank) for rank in local]
-        fates = describe_missing(self._group, local, self._first_of(number))
-        dead, words = " ".join(fates.dead), fates.words
+        names = [str(self._first + rank) for rank in local]
+        fates = describe_missing(self._group, local, self._first)
+        dead, words = list(fates.dead), fates.words
         if local or self.is_representative:  # a report of no ranks ends the wait of the other groups for a report
-            self._report("|".join([" ".join(names[:MISSING_MAX]), dead, words]).encode())
+            key = self._prefix_of(number) + b"/missing"
+            report = "|".join([";".join(names[:MISSING_MAX]), ";".join(dead), words]).encode()
+            with suppress(FscoordError):  # the other ranks of the group report the same, so one write is enough
+                if root.get(key, default=None) != report:
+                    root._write_within(call.trace_left(), key, report, appends=False)
         keys = {each: self._prefix_of(each) + b"/missing" for each in absent[: MISSING_MAX + 1] if each != number}
         if keys:
             with suppress(StoreTimeoutError):
                 yield WaitRequest(KEYS, list(keys.values()), call.trace_left())
             absent = groups.missing()
         for each in sorted(keys.keys() & absent):
-            text = self._root.get(keys[each], default=None)
-            if text is None:  # no rank of that group has reported
-                first, last = self._first_of(each), min(self._first_of(each + 1), self._world_size) - 1
-                names.append(f"{first} to {last}, or some of them" if first < last else str(first))
-                continue
-            theirs, _, rest = text.decode(errors="replace").partition("|")
-            names += theirs.split()
-            more, _, description = rest.partition("|")
-            dead, words = f"{dead} {more}", words + description
+            first, last = each * self._group_size, min((each + 1) * self._group_size, self._world_size) - 1
+            silent = f"{first} to {last}, or some of them" if first < last else str(first)
+            text = root.get(keys[each], default=silent.encode()).decode(errors="replace")
+            theirs, died, description = f"{text}||".split("|", 2)
+            names += filter(None, theirs.split(";"))
+            dead += filter(None, died.split(";"))
+            words += description.rstrip("|")
         if not names:  # all have arrived meanwhile, and the representative of this group is about to release it
-            names = [str(self._first_of(number))]
-        raise self._timed_out(error, names, dead.split(), words) from error
-
-    def _timed_out(self, error: StoreTimeoutError, names: list[str], dead: list[str], words: str) -> StoreTimeoutError:
-        more = f" and {len(names) - MISSING_MAX} more" if len(names) > MISSING_MAX else ""
-        names = names[:MISSING_MAX]
-        return StoreTimeoutError(
+            names = [str(self._first)]
+        shown, more = names[:MISSING_MAX], f" and {len(names) - MISSING_MAX} more" if names[MISSING_MAX:] else ""
+        raise StoreTimeoutError(
             f"Timed out waiting on tree barrier on rank {self._rank}, for key prefix: {key_text(self._key)}"
-            f" (world_size={self._world_size}, group_size={self._group_size}, missing_ranks=[{', '.join(names)}{more}],"
-            f" timeout={self._call.timeout:g}){words}{self._group._closer_look()}",
+            f" (world_size={self._world_size}, group_size={self._group_size}, missing_ranks=[{', '.join(shown)}{more}],"
+            f" timeout={call.timeout:g}){words}{self._group._closer_look()}",
             keys=error.keys,
-            missing_ranks=names,
+            missing_ranks=shown,
             dead_ranks=dead,
             holder=error.holder,
-            waited=self._call.waited(),
-        )
+            waited=call.waited(),
+        ) from error
 
-    def _report(self, report: bytes) -> None:
-        """Let the other groups know what this group lacks. Its ranks report the same, so one write is enough."""
-        key = self._prefix_of(self._number) + b"/missing"
-        with suppress(FscoordError):  # this call raises its time-out anyway
-            if self._root.get(key, default=None) != report:
-                self._root._write_within(self._call.trace_left(), key, report, appends=False)
-
-    def _raise_unless_pass(self, reason: bytes) -> None:
+    def _end(self, reason: bytes) -> None:
         if reason != PASS:
             raise BarrierError(reason.decode(errors="replace"))
-
-    def _used_before(self) -> UsedBeforeError:
-        return self._call._replace(prefix=self._key, rank=self._rank, world_size=self._world_size).used_before(
-            self._group
-        )
 
     def _explained(self, error: BarrierError) -> BarrierError:
         return BarrierError(
             f"tree barrier {key_text(self._key)!r} on rank {self._rank}, with world_size={self._world_size} and"
             f" group_size={self._group_size}: the ranks of a group, or the groups, disagree: {error}"
         )
-
-    def _first_of(self, group: int) -> int:
-        return group * self._group_size
 
     def _prefix_of(self, group: int) -> bytes:
         return self._key + b"/group/%d" % group
