@@ -49,9 +49,9 @@ class MissingRanks(NamedTuple):
 
 
 def describe_missing(store: Store, missing: Sequence[int], first: int = 0) -> MissingRanks:
-    """Describe the ranks `missing`. If `store` can't detect dead sessions, or fails, the description is empty.
+    """Describe the ranks `missing`, where rank 0 is called `first`.
 
-    `first` is the rank, among all ranks, that `store` knows as rank 0.
+    If `store` can't detect dead sessions, or fails, the description is empty.
     """
     if not store.has_liveness:
         return MissingRanks((), "")
@@ -69,8 +69,8 @@ def describe_missing(store: Store, missing: Sequence[int], first: int = 0) -> Mi
     words = ""
     for name, ranks in (("dead", dead), ("late", late)):
         if ranks:
-            places = [(first + rank, location_of(known.get(rank, []), stopped)) for rank in ranks[:MISSING_MAX]]
-            shown = [f"rank {rank} ({place})" for rank, place in places]
+            near = ranks[:MISSING_MAX]
+            shown = [f"rank {first + rank} ({location_of(known.get(rank, []), stopped)})" for rank in near]
             words += f"; {name}: {', '.join(shown)}{_more(ranks)}"
     return MissingRanks(tuple(str(first + rank) for rank in dead), words)
 
@@ -356,9 +356,8 @@ class Arrivals:
     def record_time_out(self, *, is_over: bool = True) -> list[int]:
         """Record that this rank's wait has timed out, and return the ranks that have not arrived.
 
-        If a rank is missing, append this rank's time-out token. Otherwise set ``complete``, because the last rank did
-        not; or append the token as well, if the call `is_over` only after a further wait. The call takes no longer than
-        `Attempt.trace_left`.
+        If a rank is missing, or the call `is_over` only after a further wait, append this rank's time-out token.
+        Otherwise set ``complete``, because the last rank did not. The call takes no longer than `Attempt.trace_left`.
         """
         missing, call = self.missing(), self._call
         try:

@@ -110,8 +110,7 @@ class TreeCall:
 
         The steps wait in the root, at most for the trace timeout.
         """
-        call, number, root = self._call, self._number, self._root
-        prefix = self._key + b"/groups"
+        call, number, root, prefix = self._call, self._number, self._root, self._key + b"/groups"
         groups = Arrivals(root, prefix, call._replace(prefix=prefix, rank=number, world_size=self._groups))
         try:
             local = self._arrivals.record_time_out(is_over=False)
