@@ -179,19 +179,3 @@ def test_process_that_replaces_a_dead_representative_releases_its_group(logs: Pl
         with Workers(logs.spec(), "tree_barriers", [[rank, 6, SIZE, 1]]) as again:
             assert again.results() == [None]
         assert living.results() == [None] * 5
-
-
-def test_process_that_replaces_a_dead_rank_passes(logs: Place) -> None:
-    """The rank arrives, dies and comes again, before the last rank of all comes."""
-    store = logs.open()
-    with (
-        Workers(logs.spec(), "tree_barriers", [[other, 6, SIZE, 1] for other in (1, 2, 3, 5)]) as living,
-        Workers(logs.spec(), "stop_in_tree", [[4, 6, SIZE, "arrive"]]) as dying,
-    ):
-        start(store, 5)
-        store.wait(["stopped"])
-        dying.processes[0].kill()
-        dying.processes[0].communicate(timeout=HANG_S)
-        with Workers(logs.spec(), "tree_barriers", [[rank, 6, SIZE, 1] for rank in (0, 4)]) as again:
-            assert again.results() == [None, None]
-        assert living.results() == [None] * 4
