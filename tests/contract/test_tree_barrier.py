@@ -45,7 +45,7 @@ def come_in_vain(store: Store, rank: int, world_size: int, group_size: int = 2) 
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
-def test_no_rank_passes_before_all_have_come(place: Place, world_size: int) -> None:
+def test_ranks_pass_after_all_have_come(place: Place, world_size: int) -> None:
     begun: set[int] = set()
 
     def run(rank: int) -> int:
@@ -78,7 +78,7 @@ def test_time_out_names_the_missing_ranks_of_all_groups(store: Store) -> None:
 LAST = ("6 to 7, or some of them",)
 
 
-def test_group_whose_ranks_have_all_come_waits_for_its_representative_to_come_again(store: Store) -> None:
+def test_group_waits_for_its_representative_to_come_again(store: Store) -> None:
     come_in_vain(store, 2, 4)
     come_in_vain(store, 0, 4)
     come_in_vain(store, 1, 4)
@@ -149,7 +149,7 @@ def test_processes_name_the_missing_ranks_of_all_groups(logs: Place) -> None:
 
 
 @pytest.mark.parametrize("dies", [4, 3], ids=["rank", "representative"])
-def test_processes_of_all_groups_name_the_dead_rank(logs: Place, dies: int) -> None:
+def test_processes_name_the_dead_rank_of_a_group(logs: Place, dies: int) -> None:
     store = logs.open()
     with Workers(logs.spec(), "time_out_in_tree", [[rank, 6, SIZE, 5, dies] for rank in range(6)]) as workers:
         start(store, 6)
@@ -165,7 +165,7 @@ def test_processes_of_all_groups_name_the_dead_rank(logs: Place, dies: int) -> N
 
 @pytest.mark.parametrize("last", ["arrive", "meet"])
 @pytest.mark.parametrize("rank", [3, 0])
-def test_process_that_replaces_a_dead_representative_releases_its_group(logs: Place, last: str, rank: int) -> None:
+def test_replaced_representative_releases_its_group(logs: Place, last: str, rank: int) -> None:
     store = logs.open()
     others = [[other, 6, SIZE, 1] for other in range(6) if other != rank]
     with (
