@@ -58,7 +58,7 @@ def test_ranks_pass_after_all_have_come(place: Place, world_size: int) -> None:
     assert [thread.join() for thread in threads] == [world_size] * world_size
 
 
-def test_one_store_may_serve_for_all_groups(store: Store) -> None:
+def test_groups_may_share_one_store(store: Store) -> None:
     for rank in (1, 3, 0):
         come_in_vain(store, rank, 4)
     come(store, 2, 4)
