@@ -23,6 +23,7 @@ from typing import Any
 
 import fscoord
 from benchmarks.stores import ETCD, OURS, TORCH_FILE
+from fscoord.collectives import tree_barrier
 
 LIMIT_S = 240.0
 NAMES = os.environ.get("NFS_HOSTS", "").split()
@@ -63,6 +64,7 @@ class Rank:
     number: int
     size: int
     host: str
+    hosts: Sequence[str]
     kind: str
     place: str
     store: Any = None
@@ -95,6 +97,19 @@ class Rank:
             self.store.wait([f"{key}/last"])
         else:
             fscoord.barrier(self.store, self.size, key, LIMIT_S, rank=self.number)
+        return begun, time.monotonic()
+
+    def tree_barrier(self, key: str, at: float, nodes: int) -> tuple[float, float]:
+        """Pass a tree barrier of groups of `nodes` nodes at the monotonic time `at`, as `barrier` does."""
+        per_host = self.size // len(self.hosts)
+        rank = self.hosts.index(self.host) * per_host + self.number // len(self.hosts)  # those of a node in a row
+        group_size = nodes * per_host
+        if "tree" not in self.more:
+            names = f"{self.place}-group-{rank // group_size}", f"{self.place}-root"
+            self.more["tree"] = [fscoord.FileStore(f"/mnt/{self.host}/{name}", timeout=LIMIT_S) for name in names]
+        time.sleep(max(0.0, at - time.monotonic()))
+        begun = time.monotonic()
+        tree_barrier(*self.more["tree"], rank, self.size, group_size, key, LIMIT_S)
         return begun, time.monotonic()
 
     def add(self, key: str, seconds: float) -> tuple[int, float]:
@@ -156,7 +171,7 @@ class Crew:
         size = len(hosts) * per_host
         for number in range(size):
             here, there = context.Pipe()
-            rank = Rank(number, size, hosts[number % len(hosts)], kind, place)
+            rank = Rank(number, size, hosts[number % len(hosts)], hosts, kind, place)
             process = context.Process(target=_serve, args=(rank, there, list(self.pipes)), daemon=True)
             process.start()
             there.close()

@@ -42,7 +42,9 @@ AGENT_SHAPES = ((2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1), (8, 2), (16, 1))
 
 START_S = 0.1
 """How long before a barrier the ranks are asked for it, and how much longer for each 50 ranks, in seconds."""
-WORKS = ("barrier", "add", "alone", "idle")
+WORKS = ("barrier", "tree", "add", "alone", "idle")
+TREES = {4: 2, 8: 4, 16: 4}
+"""The nodes of each group of a tree, by the number of all nodes."""
 ROUNDS = 6
 PAUSE_S = 1.1
 """The pause before each barrier, as between two steps of a training: a store checks the name of its log once in 1 s."""
@@ -81,20 +83,22 @@ def cost(before: Counter[str], crew: Crew | None = None) -> tuple[int, Counter[s
     return read, +made
 
 
-def barriers(crews: Sequence[Crew], name: str, rounds: int) -> Iterator[Figures]:
-    """Measure `rounds` barriers of each crew, in turns."""
+def barriers(crews: Sequence[Crew], name: str, rounds: int, tree: int = 0) -> Iterator[Figures]:
+    """Measure `rounds` barriers of each crew, in turns: over a tree with groups of `tree` nodes, unless it is 0."""
+    method, more = ("tree_barrier", (tree,)) if tree else ("barrier", ())
     spans: dict[str, list[float]] = {crew.kind: [] for crew in crews}
     made: dict[str, Counter[str]] = {crew.kind: Counter() for crew in crews}
     spent = dict.fromkeys(made, 0.0)
     read: Counter[str] = Counter()
     for crew in crews:
-        crew.do("barrier", f"{name}/first", 0.0)
+        crew.do(method, f"{name}/first", 0.0, *more)
         spent[crew.kind] -= sum(crew.do("spent"))
     for number in range(rounds):
         for crew in crews:
             time.sleep(PAUSE_S)
             before = count(crew)
-            times = crew.do("barrier", f"{name}/{number}", time.monotonic() + START_S * (1 + len(crew.pipes) / 50))
+            at = time.monotonic() + START_S * (1 + len(crew.pipes) / 50)
+            times = crew.do(method, f"{name}/{number}", at, *more)
             bytes_read, by_name = cost(before, crew)
             made[crew.kind] += by_name
             read[crew.kind] += bytes_read
@@ -102,7 +106,7 @@ def barriers(crews: Sequence[Crew], name: str, rounds: int) -> Iterator[Figures]
     for crew in crews:
         spent[crew.kind] += sum(crew.do("spent"))
         yield {
-            "work": "barrier",
+            "work": "tree barrier" if tree else "barrier",
             "kind": crew.kind,
             "seconds": statistics.median(spans[crew.kind]),
             "all_seconds": [round(each, 5) for each in spans[crew.kind]],
@@ -221,6 +225,10 @@ def works(
     if "barrier" in options.works:
         meeting = [crew for crew in crews if crew.kind != TORCH_FILE or shape in PEER_SHAPES]
         yield from barriers(meeting, name, options.rounds)
+    if "tree" in options.works and shape[0] in TREES:
+        yield from barriers(
+            [crew for crew in crews if crew.kind == OURS], f"{name}/tree", options.rounds, TREES[shape[0]]
+        )
     if "add" in options.works:
         yield from adds([crew for crew in crews if crew.kind != TORCH_FILE or shape in PEER_ADDS], name)
     for crew in crews if "alone" in options.works else ():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.page import MARKED, figure, table
 from benchmarks.picture import draw
+from benchmarks.scaling import TREES
 from benchmarks.scaling_fit import (
     CHECKS,
     FIGURES,
@@ -35,6 +36,7 @@ from benchmarks.scaling_fit import (
     record_bytes,
     rows_of,
 )
+from benchmarks.scaling_simulation import simulated
 from benchmarks.stores import ETCD, OURS, TORCH_FILE
 from fscoord.doctor.prediction import SHOW_S, Job, readers
 
@@ -43,13 +45,11 @@ PAGE = ROOT / "docs" / "scaling.md"
 PICTURES = ROOT / "docs" / "pictures"
 MODULE = ROOT / "fscoord" / "doctor" / "prediction.py"
 
-JOBS = [Job(nodes, ranks) for nodes in (16, 128, 1024) for ranks in (8, 128)]
 AXIS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FAR_MS = 5
-NEAR_S, FAR_S = 0.0002, 0.001
-"""Round-trip times for which jobs are computed: of a file server in the same room, and of a slow one."""
-SERVER_PER_S, SERVER_BYTES_PER_S = 50_000, 1e9
-"""An assumption, and not measured: what one file server does in a second."""
+ETCD_MS, PEER_MS = (1, 25), (0, 1, 25)
+"""The delays of the tables that compare stores."""
+TREES_MEASURED = ROOT / "benchmarks" / "results" / "scaling_tree.json"
 
 
 def module(run: Run, text: str) -> str:
@@ -85,15 +85,6 @@ def shapes(run: Run, work: str) -> list[Job]:
     return sorted({job_of(row) for row in run.of(work)})
 
 
-def measured(run: Run, work: str, cell: Callable[[Row], str], unit: str) -> str:
-    """Return a table of one kind of work, with a line for each job and a column for each round-trip time."""
-    lines = []
-    for job in shapes(run, work):
-        rows = [run.one(work, job, rtt) for rtt in run.delays()]
-        lines.append((str(job.nodes), str(job.ranks_per_node), *("" if row is None else cell(row) for row in rows)))
-    return table(("nodes", "ranks per node", *(f"{rtt:g} ms: {unit}" for rtt in run.delays())), lines)
-
-
 def _time_and_requests(row: Row) -> str:
     return f"{figure(row['seconds'] * 1e3)}, {figure(row['requests'])}"
 
@@ -102,33 +93,53 @@ def _fastest_too(row: Row) -> str:
     return f"{figure(fastest_s(row) * 1e3)}, {_time_and_requests(row)}"
 
 
-def barriers(run: Run) -> str:
-    """Return the times and costs of barriers."""
-    return measured(run, "barrier", _fastest_too, "fastest, p50 ms, requests")
+def measurements(run: Run) -> str:
+    """Return the figures of each job where `FAR_MS` were added."""
+    lines = []
+    for job in shapes(run, "barrier"):
+        found = {work: run.one(work, job, FAR_MS) for work in ("barrier", "add", "idle second", "rendezvous")}
+        idle = run.one("idle agents", job, FAR_MS)
+        barrier, add, wait, meeting = found.values()
+        lines.append(
+            (
+                str(job.nodes),
+                str(job.ranks_per_node),
+                "" if barrier is None else _fastest_too(barrier),
+                "" if add is None else f"{figure(add['per_s'])}, {figure(add['requests'])}",
+                "" if wait is None else f"{figure(wait['requests'])}, {figure(wait['seconds'] * 1e3)}",
+                "" if meeting is None else _time_and_requests(meeting),
+                "" if idle is None else figure(idle["requests"]),
+            )
+        )
+    head = (
+        "nodes", "ranks per node", "barrier: fastest, p50 ms, requests", "`add`: per s, requests of each",
+        "waiting: requests per s, p50 ms to wake", "rendezvous: ms, requests", "idle agents: requests per s",
+    )  # fmt: skip
+    return table(head, lines)
 
 
-def adds(run: Run) -> str:
-    """Return the additions per second of all ranks together."""
-    return measured(run, "add", lambda row: f"{figure(row['per_s'])}, {figure(row['requests'])}", "per s, requests")
+def trees(_: Run) -> str:
+    """Return the measured barriers on one log beside those over a tree."""
+    run = load(TREES_MEASURED)
+    lines = []
+    for row in sorted(run.of("tree barrier"), key=_order):
+        one = run.one("barrier", job_of(row), row["rtt_ms"])
+        if one is not None:
+            of = f"{row['nodes']}, {row['ranks_per_node']}, {TREES[row['nodes']]}"
+            lines.append((of, f"{row['rtt_ms']:g} ms", _fastest_too(one), _fastest_too(row)))
+    return table(
+        ("nodes, ranks per node, nodes of a group", "added", "one log: fastest, p50 ms, requests", "tree"), lines
+    )
 
 
-def waits(run: Run) -> str:
-    """Return the cost of waiting, and the delays until the median rank and the last rank were woken."""
-
-    def cell(row: Row) -> str:
-        return f"{figure(row['requests'])}, {figure(row['seconds'] * 1e3)}, {figure(row['worst_s'] * 1e3)}"
-
-    return measured(run, "idle second", cell, "requests, p50, worst ms")
+def nfs(_: Run) -> str:
+    """Return the simulated costs on NFS."""
+    return simulated("NFS 4.2")
 
 
-def meetings(run: Run) -> str:
-    """Return the times and costs of rendezvous, and the cost of idle agents."""
-
-    def cell(row: Row) -> str:
-        idle = run.one("idle agents", job_of(row), row["rtt_ms"])
-        return _time_and_requests(row) + ("" if idle is None else f", {figure(idle['requests'])}")
-
-    return measured(run, "rendezvous", cell, "ms, requests, idle")
+def lustre(_: Run) -> str:
+    """Return the simulated costs on Lustre."""
+    return simulated("Lustre")
 
 
 def _order(row: Row) -> tuple[Job, float]:
@@ -139,6 +150,8 @@ def peers(run: Run) -> str:
     """Return the comparison with torch's FileStore."""
     lines = []
     for row in sorted(run.of("barrier", TORCH_FILE), key=_order):
+        if row["rtt_ms"] not in PEER_MS:
+            continue
         ours = run.one("barrier", job_of(row), row["rtt_ms"])
         if ours is None:
             continue
@@ -155,6 +168,8 @@ def peers(run: Run) -> str:
             )
         )
     for row in sorted(run.of("add", TORCH_FILE), key=_order):
+        if row["rtt_ms"] not in PEER_MS:
+            continue
         ours = run.one("add", job_of(row), row["rtt_ms"])
         if ours is None:
             continue
@@ -214,86 +229,14 @@ def checks(run: Run) -> str:
     return table(("figure", *CHECKS), lines)
 
 
-def network_s(job: Job, round_trip_s: float, run: Run) -> float:
-    """Return the network time of a barrier's messages."""
-    return model(run)["BARRIER_ROUND_TRIPS"].of(job) * round_trip_s
-
-
 def barrier_requests(job: Job, run: Run, round_trip_s: float) -> float:
     """Return the requests of a barrier.
 
     If the barrier takes long, they include the requests by which ranks show their waits.
     """
-    is_long = network_s(job, round_trip_s, run) + leader_s(run) * job.ranks > SHOW_S
+    is_long = model(run)["BARRIER_ROUND_TRIPS"].of(job) * round_trip_s + leader_s(run) * job.ranks > SHOW_S
     found = model(run)["BARRIER_REQUESTS"].of(job, job.ranks if is_long else 0)
     return found + readers(job, record_bytes(run)) - job.nodes
-
-
-def adding_s(job: Job, round_trip_s: float, run: Run) -> float:
-    """Return the time in which each rank adds once, on the assumed server."""
-    found = model(run)
-    messages = found["ADDS_ROUND_TRIPS"].of(job) * round_trip_s + leader_s(run) * job.ranks
-    return max(messages, found["ADDS_REQUESTS"].of(job) / SERVER_PER_S)
-
-
-def server_s(job: Job, run: Run) -> tuple[float, float]:
-    """Return the time that the assumed server needs for the requests and the bytes of a barrier."""
-    requests = barrier_requests(job, run, NEAR_S)
-    return requests / SERVER_PER_S, record_bytes(run) * readers(job, record_bytes(run)) * job.ranks / SERVER_BYTES_PER_S
-
-
-def jobs(run: Run) -> str:
-    """Return the predicted costs of larger jobs."""
-    found = model(run)
-    lines = []
-    for job in JOBS:
-        requests, sent = server_s(job, run)
-        agents = Job(job.nodes, 1)
-        lines.append(
-            (
-                f"{job.nodes:,}",
-                str(job.ranks_per_node),
-                amount(barrier_requests(job, run, NEAR_S)),
-                amount(record_bytes(run) * readers(job, record_bytes(run)) * job.ranks) + "B",
-                " / ".join(duration(network_s(job, rtt, run)) for rtt in (NEAR_S, FAR_S)),
-                duration(leader_s(run) * job.ranks),
-                f"{duration(requests)} + {duration(sent)}",
-                f"{amount(job.ranks / adding_s(job, NEAR_S, run))}, {found['ADDS_REQUESTS'].of(job) / job.ranks:.3g}",
-                amount(found["WAITING_REQUESTS_PER_S"].of(job)),
-                amount(found["RENDEZVOUS_REQUESTS"].of(agents)),
-                amount(found["AGENTS_REQUESTS_PER_S"].of(agents)),
-            )
-        )
-    head = (
-        "nodes",
-        "ranks per node",
-        "barrier: requests",
-        "read by all ranks",
-        f"messages, at {NEAR_S * 1e3:g} / {FAR_S * 1e3:g} ms",
-        "leaders",
-        "the server: requests + bytes",
-        f"adds a second at {NEAR_S * 1e3:g} ms, requests of each",
-        "requests a second while all wait",
-        "rendezvous: requests",
-        "idle agents: requests a second",
-    )
-    return table(head, lines)
-
-
-def amount(value: float) -> str:
-    """Return a number with three significant digits and a unit prefix."""
-    for prefix in ("", "k", "M", "G"):
-        if value < 1000:
-            return f"{value:.3g} {prefix}".strip() if not prefix else f"{value:.3g} {prefix}"
-        value /= 1000
-    return f"{value:,.3g} T"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as text, with its unit."""
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 3600:.3g} h"
 
 
 def etcd_rows(run: Run) -> str:
@@ -306,16 +249,16 @@ def etcd_rows(run: Run) -> str:
         unit = "ms, requests" if work == "barrier" else "per s, requests of each"
         for job in sorted({job_of(row) for row in run.of(work, ETCD)}):
             cells = []
-            for rtt in run.delays():
+            for rtt in ETCD_MS:
                 pair = [run.one(work, job, rtt, kind) for kind in (OURS, ETCD)]
                 cells.append(" / ".join("" if row is None else cell(row) for row in pair))
             lines.append((f"{work}, {job.nodes} x {job.ranks_per_node}: {unit}", *cells))
-    head = ("FileStore / EtcdStore", *(f"{rtt:g} ms" for rtt in run.delays()))
+    head = ("FileStore / EtcdStore", *(f"{rtt:g} ms" for rtt in ETCD_MS))
     return table(head, lines)
 
 
 PARTS: dict[str, Callable[[Run], str]] = {
-    each.__name__: each for each in (machine, barriers, adds, waits, meetings, peers, terms, checks, jobs, etcd_rows)
+    each.__name__: each for each in (machine, nfs, lustre, measurements, trees, peers, terms, checks, etcd_rows)
 }
 
 
@@ -335,57 +278,15 @@ def points(run: Run, work: str, per_node: int, rtt_ms: float, value: Callable[[R
 
 def pictures(run: Run) -> dict[str, str]:
     """Return the pictures by name."""
-    found = model(run)
-    trip, far = run.round_trip_s(5), run.round_trip_s(25)
-
-    def barrier_time(job: Job) -> float:
-        return max(network_s(job, NEAR_S, run) + leader_s(run) * job.ranks, *server_s(job, run)) * 1e3
-
-    def shown(
-        terms_of: Callable[[Job], float], work: str, value: Callable[[Row], float], rtt_ms: float = 5
-    ) -> dict[str, dict[int, float]]:
-        return {
-            "128 ranks, model": line(terms_of, 128),
-            "8 ranks, model": line(terms_of, 8),
-            "8 ranks, measured": points(run, work, 8, rtt_ms, value),
-            "1 rank, model": line(terms_of, 1),
-            "1 rank, measured": points(run, work, 1, rtt_ms, value),
-        }
-
-    def picture(title: str, lines: dict[str, dict[int, float]]) -> str:
-        lines = {name: each for name, each in lines.items() if each}
-        return draw(title, "nodes", lines, [name for name in lines if "model" in name])
-
-    meeting = found["RENDEZVOUS_REQUESTS"]
-    agents = found["AGENTS_REQUESTS_PER_S"]
-    return {
-        "scaling_barrier_requests": picture(
-            "Requests of a barrier, by ranks per node",
-            shown(lambda job: barrier_requests(job, run, trip), "barrier", lambda row: row["requests"]),
-        ),
-        "scaling_barrier_time": picture(
-            "A barrier: ms at 0.2 ms for a round trip; see the text",
-            {f"{per} ranks, model": line(barrier_time, per) for per in (128, 8)}
-            | {"messages alone, model": line(lambda job: network_s(job, NEAR_S, run) * 1e3, 1)},
-        ),
-        "scaling_adds": picture(
-            f"Additions a second to one counter, {far * 1e3:.2g} ms for a round trip",
-            shown(lambda job: job.ranks / adding_s(job, far, run), "add", lambda row: row["per_s"], 25),
-        ),
-        "scaling_waiting": picture(
-            "Requests a second while all ranks wait",
-            shown(found["WAITING_REQUESTS_PER_S"].of, "idle second", lambda row: row["requests"]),
-        ),
-        "scaling_rendezvous": picture(
-            "A rendezvous, one agent on each node: requests",
-            {
-                "to meet, model": line(meeting.of, 1),
-                "to meet, measured": points(run, "rendezvous", 1, 5, lambda row: row["requests"]),
-                "a second then, model": line(agents.of, 1),
-                "a second, measured": points(run, "idle agents", 1, 5, lambda row: row["requests"]),
-            },
-        ),
-    }
+    trip = run.round_trip_s(FAR_MS)
+    lines = {}
+    for per in (8, 1):
+        lines[f"{per} ranks, model"] = line(lambda job: barrier_requests(job, run, trip), per)
+        lines[f"{per} ranks, measured"] = points(run, "barrier", per, FAR_MS, lambda row: row["requests"])
+    drawn = draw(
+        "Requests of a barrier, by ranks per node", "nodes", lines, [name for name in lines if "model" in name]
+    )
+    return {"scaling_barrier_requests": drawn}
 
 
 def joined(paths: Sequence[Path]) -> str:

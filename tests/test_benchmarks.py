@@ -117,6 +117,22 @@ def test_page_and_pictures_have_what_the_benchmark_found(module: str, results: s
     assert done.returncode == 0, done.stderr
 
 
+SIMULATED = """
+import json
+from benchmarks.scaling_simulation import COSTS, RESULTS, simulate
+
+found = json.loads(RESULTS.read_text(encoding="utf-8"))
+for name, costs in COSTS.items():
+    for nodes in (10, 32):
+        assert simulate(costs, nodes) == found[name][str(nodes)], (name, nodes)
+"""
+
+
+def test_simulation_of_many_nodes_has_the_results_of_its_seeds() -> None:
+    done = subprocess.run([sys.executable, "-c", SIMULATED], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 SOLVED = """
 from benchmarks.scaling_fit import ALL, job_of, least_squares
 from fscoord.doctor.prediction import Terms

@@ -1,6 +1,6 @@
 """The stores and recipes of fscoord for asyncio. Classes and functions have the same names; methods are coroutines."""
 
-from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize
+from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize, tree_barrier
 from fscoord.aio.recipes import (
     DoubleBarrier,
     Election,
@@ -43,4 +43,5 @@ __all__ = [
     "once",
     "open_store",
     "synchronize",
+    "tree_barrier",
 ]

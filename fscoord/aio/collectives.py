@@ -10,6 +10,8 @@ from fscoord.aio._methods import function_for_tasks
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
+from fscoord.collectives.tree import TreeCall
+from fscoord.errors import StoreTimeoutError
 
 
 @overload
@@ -118,3 +120,26 @@ async def synchronize(
 
 broadcast = function_for_tasks(collectives.broadcast, steps.broadcast)
 gather = function_for_tasks(collectives.gather, steps.gather)
+
+
+async def tree_barrier(
+    group: AsyncStore,
+    root: AsyncStore,
+    rank: int,
+    world_size: int,
+    group_size: int,
+    key: Key,
+    timeout: Timeout | None = None,
+    *,
+    trace_timeout: Timeout = 10.0,
+) -> None:
+    """Wait until all ranks have arrived; see `fscoord.collectives.tree_barrier`. A cancelled task may have arrived."""
+    in_group, in_root = driver_of(group), driver_of(root)
+    call = TreeCall(in_group.store, in_root.store, rank, world_size, group_size, key, timeout, trace_timeout)
+    try:
+        await in_group.drive(call.arrive())
+        if call.is_representative:
+            await in_root.drive(call.meet())
+        await in_group.drive(call.leave())
+    except StoreTimeoutError as error:
+        await in_root.drive(call.time_out(error))

@@ -38,6 +38,8 @@ from fscoord.collectives import c10d, steps
 from fscoord.collectives.arrivals import Decoder, check_rank
 from fscoord.collectives.c10d import BarrierStore, ExchangeStore
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
+from fscoord.collectives.tree import TreeCall
+from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store, needed_store, run_blocking
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "get_all",
     "store_timeout",
     "synchronize",
+    "tree_barrier",
 ]
 
 
@@ -305,3 +308,49 @@ def gather(
     """
     needed_store(store)
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target=target))
+
+
+def tree_barrier(
+    group: Store,
+    root: Store,
+    rank: int,
+    world_size: int,
+    group_size: int,
+    key: Key,
+    timeout: Timeout | None = None,
+    *,
+    trace_timeout: Timeout = 10.0,
+) -> None:
+    """Wait until all ranks have called this function with `key`; for jobs of more nodes than one log can serve.
+
+    Ranks 0 to `group_size` - 1 are the first group, and so on. The first rank of each group represents the group in
+    `root`. The other ranks only read there, and only after a time-out. "Many ranks on a file server" says when this is
+    faster than `barrier`.
+
+    An arrival is idempotent, as that of `barrier` with a rank: a rank whose call timed out, or whose process died, may
+    call again. A group waits until the process of its dead representative is replaced, or until the timeout.
+
+    Args:
+        group: the store that the ranks of this group share; another log for each group.
+        root: the store that all ranks share.
+        rank: the rank of this caller, 0 to `world_size` - 1.
+        world_size: the number of ranks.
+        group_size: the number of ranks in a group. The last group may be smaller.
+        key: the name of the barrier, which can be used once.
+        timeout: the time to wait for the other ranks, in seconds or as a `timedelta`; None: the timeout of `group`.
+        trace_timeout: the time that the call may take after `timeout` to find the missing ranks of other groups.
+
+    Raises:
+        StoreTimeoutError: it names the missing ranks of all groups, and lists the dead ranks apart. If no rank of a
+            group has reported within `trace_timeout`, the error has the first and the last rank of that group.
+        UsedBeforeError: the barrier has been used before.
+        BarrierError: the ranks disagree about the sizes, or `rank` is not below `world_size`.
+    """
+    call = TreeCall(group, root, rank, world_size, group_size, key, timeout, trace_timeout)
+    try:
+        run_blocking(group, call.arrive())
+        if call.is_representative:
+            run_blocking(root, call.meet())
+        run_blocking(group, call.leave())
+    except StoreTimeoutError as error:
+        run_blocking(root, call.time_out(error))

@@ -49,8 +49,11 @@ class MissingRanks(NamedTuple):
     words: str
 
 
-def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
-    """Describe the ranks `missing`. If `store` can't detect dead sessions, or fails, the description is empty."""
+def describe_missing(store: Store, missing: Sequence[int], first: int = 0) -> MissingRanks:
+    """Describe the ranks `missing`, where rank 0 is called `first`.
+
+    If `store` can't detect dead sessions, or fails, the description is empty.
+    """
     if not store.has_liveness:
         return MissingRanks((), "")
     try:
@@ -67,9 +70,10 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
     words = ""
     for name, ranks in (("dead", dead), ("late", late)):
         if ranks:
-            shown = [f"rank {rank} ({location_of(known.get(rank, []), stopped)})" for rank in ranks[:MISSING_MAX]]
+            near = ranks[:MISSING_MAX]
+            shown = [f"rank {first + rank} ({location_of(known.get(rank, []), stopped)})" for rank in near]
             words += f"; {name}: {', '.join(shown)}{_more(ranks)}"
-    return MissingRanks(tuple(map(str, dead)), words)
+    return MissingRanks(tuple(str(first + rank) for rank in dead), words)
 
 
 def _more(ranks: Sequence[int]) -> str:
@@ -347,15 +351,16 @@ class Arrivals:
         """Return the ranks that have not arrived."""
         return self._call.absent(self._parse(self._read()).came())
 
-    def record_time_out(self) -> list[int]:
+    def record_time_out(self, *, is_over: bool = True) -> list[int]:
         """Record that this rank's wait has timed out, and return the ranks that have not arrived.
 
         If a rank is missing, append this rank's time-out token. Otherwise set ``complete``, because the last rank has
-        not set it yet. The write takes at most `Attempt.trace_left` seconds.
+        not set it yet. If `is_over` is false, a further wait follows the arrivals, so the token is appended in any
+        case. The write takes at most `Attempt.trace_left` seconds.
         """
         missing, call = self.missing(), self._call
         try:
-            if missing:
+            if missing or not is_over:
                 token = b"-%d/%d " % (call.rank, call.world_size)
                 self._store._write_within(call.trace_left(), self._arrivals, token, appends=True)
             else:

@@ -10,12 +10,15 @@ import pytest
 import fscoord
 from fscoord import aio, recipes
 
-COLLECTIVES = ("barrier", "broadcast", "gather", "get_all", "synchronize")
+COLLECTIVES = ("barrier", "broadcast", "gather", "get_all", "synchronize", "tree_barrier")
 CLASSES = [
     (fscoord.Store, aio.AsyncStore),
     *((getattr(recipes, name), getattr(aio, name)) for name in aio.__all__ if hasattr(recipes, name)),
 ]
-FUNCTIONS = [(getattr(fscoord, name), getattr(aio, name)) for name in (*COLLECTIVES, "open_store")]
+FUNCTIONS = [
+    *((getattr(fscoord.collectives, name), getattr(aio, name)) for name in COLLECTIVES),
+    (fscoord.open_store, aio.open_store),
+]
 
 # What is said of somebody is the same for both; a hold is what all asynchronous locks are.
 DATA = {"Contender", "Leader", "Participant"}

@@ -21,7 +21,17 @@ from support.internals import log_of, notifier_of
 from support.places import HANG_S, Place
 from support.third_party import ThirdPartyStore
 
-from fscoord import FileStore, HashStore, LockLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
+from fscoord import (
+    FileStore,
+    HashStore,
+    LockLostError,
+    PrefixStore,
+    StoreClosedError,
+    StoreTimeoutError,
+    UsedBeforeError,
+    aio,
+    recipes,
+)
 from fscoord._waiting.wait import NOT_YET, NotYet, next_look
 from fscoord.aio import AsyncStore, _executor
 from fscoord.aio._driver import CALL_THREADS_MAX, WAIT_THREADS_MAX
@@ -486,8 +496,9 @@ def test_item_check_raises_when_the_item_has_gone_to_another() -> None:
         lambda store, *timeout: aio.synchronize(store, b"1", 0, 2, "s", *timeout),
         lambda store, *timeout: aio.broadcast(store, None, 1, 2, "c", *timeout),
         lambda store, *timeout: aio.gather(store, b"1", 0, 2, "g", *timeout),
+        lambda store, *timeout: aio.tree_barrier(store, store, 0, 2, 2, "t", *timeout),
     ],
-    ids=["unranked barrier", "barrier", "synchronize", "broadcast", "gather"],
+    ids=["unranked barrier", "barrier", "synchronize", "broadcast", "gather", "tree barrier"],
 )
 def test_timeout_of_the_store_holds_for_a_task_that_gives_none(store: Store, call: Callable[..., Any]) -> None:
     async def run() -> None:
@@ -498,6 +509,26 @@ def test_timeout_of_the_store_holds_for_a_task_that_gives_none(store: Store, cal
                 await asyncio.wait_for(call(handle, *arguments), HANG_S)
         with pytest.raises(StoreTimeoutError, match=r"timeout=0\.01\)"):
             await call(handle, 0.01)
+
+    asyncio.run(run())
+
+
+def test_tasks_of_three_groups_meet_in_a_tree(store: Store) -> None:
+    begun: set[int] = set()
+
+    async def come(rank: int, handle: AsyncStore, root: AsyncStore) -> int:
+        begun.add(rank)
+        await aio.tree_barrier(handle, root, rank, 5, 2, "t", HANG_S)
+        return len(begun)
+
+    async def run() -> None:
+        handle, root = AsyncStore(store), AsyncStore(store.clone())
+        assert await asyncio.gather(*(come(rank, handle, root) for rank in range(5))) == [5] * 5
+        with pytest.raises(UsedBeforeError):
+            await aio.tree_barrier(handle, root, 1, 5, 2, "t", HANG_S)
+        with pytest.raises(StoreTimeoutError) as caught:
+            await aio.tree_barrier(handle, root, 3, 5, 2, "late", 0, trace_timeout=0)
+        assert caught.value.missing_ranks == ("2", "0 to 1, or some of them", "4")
 
     asyncio.run(run())
 

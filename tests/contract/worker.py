@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from support.internals import log_of
 
 import fscoord
 from fscoord.barriers import StoreBarrier
-from fscoord.collectives import barrier, synchronize
-from fscoord.errors import FscoordError, LockLostError, QueueEmptyError, StaleTokenError
+from fscoord.collectives import barrier, synchronize, tree_barrier
+from fscoord.collectives.tree import TreeCall
+from fscoord.errors import FscoordError, LockLostError, QueueEmptyError, StaleTokenError, StoreTimeoutError
 from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, ReadWriteLock, Semaphore, once
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
+from fscoord.stores.file import FileStore
 
 HANG_S = 60
 START_S = 600
@@ -226,6 +229,51 @@ def time_out(store: Store, rank: int, size: int, callers: int) -> Any:
     come()
     barrier(store, callers, "all have come", HANG_S)
     return come()
+
+
+@contextmanager
+def tree(store: Any, rank: int, group_size: int) -> Iterator[tuple[Store, Store]]:
+    """Yield the store of the group of `rank`, and the root. They are logs beside that of `store`."""
+    with (
+        FileStore(f"{store.path}-group-{rank // group_size}", timeout=HANG_S) as group,
+        FileStore(f"{store.path}-root", timeout=HANG_S) as root,
+    ):
+        yield group, root
+
+
+def tree_barriers(store: Store, rank: int, world_size: int, group_size: int, count: int) -> None:
+    with tree(store, rank, group_size) as stores:
+        for i in range(count):
+            tree_barrier(*stores, rank, world_size, group_size, f"t{i}", HANG_S)
+
+
+def time_out_in_tree(store: Store, rank: int, world_size: int, group_size: int, callers: int, dies: int) -> Any:
+    """Time out in a tree, where rank `dies` waits to be killed. After two times all callers have arrived everywhere."""
+    found = None
+    with tree(store, rank, group_size) as stores:
+        if dies >= 0:
+            tree_barrier(*stores, rank, world_size, group_size, "all live", HANG_S)
+            if rank == dies:
+                store.set("dies", "1")
+            store.wait(["never" if rank == dies else "killed"])
+        for i in range(3):
+            try:
+                tree_barrier(*stores, rank, world_size, group_size, "late", 0.01, trace_timeout=HANG_S)
+            except StoreTimeoutError as error:
+                found = str(error), error.missing_ranks, error.dead_ranks
+            barrier(store, callers, f"time-out {i}", HANG_S)
+    return found
+
+
+def stop_in_tree(store: Store, rank: int, world_size: int, group_size: int, last: str) -> None:
+    """Carry out the steps of a tree barrier up to `last`, to be killed."""
+    with tree(store, rank, group_size) as (group, root):
+        call = TreeCall(group, root, rank, world_size, group_size, "t0", HANG_S, 0.0)
+        run_blocking(group, call.arrive())
+        if last == "meet":
+            run_blocking(root, call.meet())
+        store.set("stopped", "1")
+        store.wait(["never"])
 
 
 def take_and_keep(store: Store, name: str) -> None:

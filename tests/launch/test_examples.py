@@ -44,6 +44,17 @@ def test_example_service_is_found_by_all_ranks(launch):
     assert sorted(out.splitlines()) == ["[1] hello, rank 1", "[2] hello, rank 2"]
 
 
+def test_example_of_many_nodes_meets_twice_in_one_directory(launch, tmp_path):
+    """The second job finds the logs of the first."""
+    for number in range(2):
+        words = ("--nnodes", 3, "--nproc-per-node", 2, "--rdzv-endpoint", tmp_path / f"job{number}")
+        runs = [launch(*words, "--rdzv-id", number, EXAMPLES / "many_nodes.py", tmp_path, 1) for _ in range(3)]
+        ends = [run.end() for run in runs]
+        assert [code for code, _, _ in ends] == [0, 0, 0], ends
+        assert sorted(out for _, out, _ in ends) == ["", "", "[0] 6 ranks have finished 3 steps\n"]
+    assert {path.name for path in tmp_path.glob("group-?")} == {"group-0", "group-1", "group-2"}
+
+
 @pytest.fixture
 def slurm(tmp_path):
     """Give the environment of a batch script, with stand-ins for programs of Slurm.

@@ -72,6 +72,7 @@ from fscoord.barriers import (
     register_barrier,
     register_in_torch,
 )
+from fscoord.collectives import tree_barrier
 from fscoord.environment import Environment, RunId, detect, rank_and_world_size
 from fscoord.integrations.pytest import Once
 from fscoord.recipes import (
@@ -228,6 +229,7 @@ def timeouts(store: Store, path: Path, given: AnyTimeout, limit: AnyTimeout | No
     get_all(store, 0, "prefix", 2, timeout=limit)
     broadcast(store, None, 1, 2, "key", limit)
     gather(store, b"data", 0, 2, "key", limit)
+    tree_barrier(store, store, 0, 2, 1, "key", limit, trace_timeout=5)
     DistBarrier().execute_barrier(limit)
     StoreBarrier(store, timeout=limit).execute_barrier(limit)
     FileStoreBarrier(path, timeout=limit)
@@ -396,6 +398,7 @@ async def tasks(store: aio.AsyncStore) -> None:
     assert_type(await aio.broadcast(store, None, 1, 2, "key", source=0), bytes)
     assert_type(await aio.gather(store, b"data", 0, 2, "key", timeout=5), list[bytes] | None)
     assert_type(await aio.synchronize(store, b"data", 0, 1, "prefix"), list[bytes])
+    await aio.tree_barrier(store, store, 0, world_size=1, group_size=1, key="key", timeout=5)
     assert_type(await aio.once(store, "name", work), bytes)
     await aio.barrier(store, world_size=1, key="key", timeout=5)
     assert_type(await aio.get_all(store, 0, key="key", world_size=1, timeout=5), list[bytes])

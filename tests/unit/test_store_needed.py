@@ -32,6 +32,7 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
     "get_all": lambda store: fscoord.get_all(store, 0, "x", 1),
     "broadcast": lambda store: fscoord.broadcast(store, b"", 0, 1, "x"),
     "gather": lambda store: fscoord.gather(store, b"", 0, 1, "x"),
+    "tree_barrier": lambda store: fscoord.collectives.tree_barrier(store, store, 0, 1, 1, "x"),
     "store_timeout": lambda store: fscoord.store_timeout(store, 1).__enter__(),
     "PrefixStore": lambda store: PrefixStore("p", store),
     "AsyncStore": AsyncStore,
@@ -45,6 +46,7 @@ TAKERS_OF_ASYNC: dict[str, Callable[[Any], Any]] = {
     "get_all": lambda store: asyncio.run(aio.get_all(store, 0, "x", 1)),
     "broadcast": lambda store: asyncio.run(aio.broadcast(store, b"", 0, 1, "x")),
     "gather": lambda store: asyncio.run(aio.gather(store, b"", 0, 1, "x")),
+    "tree_barrier": lambda store: asyncio.run(aio.tree_barrier(store, store, 0, 1, 1, "x")),
 }
 
 
