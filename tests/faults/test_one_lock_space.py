@@ -114,7 +114,7 @@ def test_doctor_waits_where_a_wait_is_called_a_deadlock(lock: str, path: str, lo
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
-def test_lock_of_another_program_on_the_log_is_awaited_and_its_holder_has_no_session(how: str, path: str) -> None:
+def test_lock_of_another_program_is_awaited_and_its_holder_is_unknown(how: str, path: str) -> None:
     """flock(1), on Lustre: it is no lock of fscoord, and yet it excludes writers, and readers under a lock."""
     with FileStore(path, coherence=how, timeout=LIMIT_S) as store, FileStore(path, coherence=how) as other:
         store.set("k", "1")
