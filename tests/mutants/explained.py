@@ -29,7 +29,7 @@ EXPLAINED: dict[str, str] = {
     "Doorbell.is_lost: if self.fd < 0 or * | self.fd < 0 -> LtE": STANDARD_INPUT,
     "Doorbell.is_lost: if self.fd < 0 or * | 0 -> 1": STANDARD_INPUT,
     "NetworkAccess.catch_up: if handle.pending or * -> And": "what looks damaged then is looked at once more",
-    "NetworkAccess.catch_up: while * | system.time.monotonic() >= deadline -> Gt": CLOCK,
+    "NetworkAccess.catch_up: final = * | now >= deadline -> Gt": CLOCK,
     "NetworkAccess.catch_up: system.time.sleep(PAUSE_S) -> pass": PAUSE,
     "NetworkAccess.__init__: self._has_written = False * | False -> True": "until a write nothing else is in doubt",
     "NetworkAccess.open: for attempt in range(1, OPEN_TRIES + 1): | 1 -> 2 (2)": "the one before raises",
