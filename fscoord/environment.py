@@ -302,7 +302,8 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
     """
     if launcher == "pytest-xdist" and "PYTEST_XDIST_TESTRUNUID" in values:
         yield values["PYTEST_XDIST_TESTRUNUID"], "PYTEST_XDIST_TESTRUNUID"
-    if "FSCOORD_RUN_ID" in values:
+    # `fscoord run` sets both names in its workers. Then the id counts as that of torchrun, after those of the schedulers.
+    if values.get("FSCOORD_RUN_ID", "none") not in ("none", values.get("TORCHELASTIC_RUN_ID")):
         yield values["FSCOORD_RUN_ID"], "FSCOORD_RUN_ID"
     if "FLUX_JOB_ID" in values:
         yield values["FLUX_JOB_ID"], "FLUX_JOB_ID"

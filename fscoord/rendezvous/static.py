@@ -198,7 +198,7 @@ class _Call:
                     raise
                 if self._store.dead_ranks([0]):
                     raise RendezvousError(
-                        f"{locate_rank(self._store, 0)} is dead and published no address, and no new rank 0 came"
+                        f"timeout: {locate_rank(self._store, 0)} is dead and published no address, and no new rank 0 came"
                         f" within {limit:g} s; {self._for()}"
                     ) from error
 

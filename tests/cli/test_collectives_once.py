@@ -67,7 +67,7 @@ def test_output_over_the_limit_is_no_result(fscoord, monkeypatch):
     monkeypatch.setattr(verb, "OUTPUT_MAX", 1000)
     done = fscoord("once", "w", "-c", "while :; do echo more; done")
     assert (done.code, done.out) == (64, b"")
-    assert "over 1000 bytes" in done.err
+    assert "more than 1000 bytes" in done.err
     assert fscoord("once", "w", "echo", "next").out == b"next\n"
 
 

@@ -174,7 +174,7 @@ def test_mode_that_is_not_sensible_is_refused(tmp_path: Path, mode: int, said: s
 
 def test_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
     FileStore(tmp_path / ("x" * 238)).close()
-    with pytest.raises(StoreUnavailableError, match="has 239 bytes, and may have 238"):
+    with pytest.raises(StoreUnavailableError, match="has 239 bytes; use a name of at most 238"):
         FileStore(tmp_path / ("x" * 239))
 
 

@@ -95,6 +95,11 @@ def found(variables: dict[str, str]) -> tuple[Any, ...]:
         (HYDRA | {"JOB_ID": "42"}, ("PMI", 3, 5, 1, 2, None)),
         (HYDRA | {"PBS_JOBID": "12[3].server"}, ("PMI", 3, 5, 1, 2, "12[3].server")),
         (STEP | {"FSCOORD_RUN_ID": "mine"}, ("Slurm", 4, 7, 0, 2, "mine")),
+        (TORCHRUN | {"FSCOORD_RUN_ID": "none"}, ("torchrun", 5, 8, 1, 4, None)),
+        (
+            STEP | TORCHRUN | {"FSCOORD_RUN_ID": "7", "TORCHELASTIC_RUN_ID": "7"},
+            ("torchrun", 5, 8, 1, 4, ("1234", 0)),
+        ),
         (XDIST, ("pytest-xdist", 1, 3, 1, 3, "cafe")),
         (BATCH | XDIST, ("pytest-xdist", 1, 3, 1, 3, "cafe")),
     ],

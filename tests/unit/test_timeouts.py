@@ -159,6 +159,7 @@ def test_timeout_is_the_name_of_every_public_limit() -> None:
             for package in ("fscoord", "fscoord.aio")
             for parameter in ("barrier_timeout", "trace_timeout")
         ),
+        "fscoord.aio.tree_barrier(trace_timeout)",
     }
     assert other == of_torch | {"fscoord.rendezvous.static_rendezvous(restart_timeout)"}
 

@@ -392,6 +392,14 @@ def test_readers_share_and_a_writer_excludes_them(path: str) -> None:
     with pytest.raises(RuntimeError):
         lock.release()
     other.acquire_read()
+    child = os.fork()
+    if not child:  # it holds nothing, and neither call waits for a lock of the parent
+        try:
+            other.release()
+        finally:
+            other.close()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     other.close()
     with lock.write_lock(timeout=0):
         pass

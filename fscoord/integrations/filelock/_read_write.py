@@ -81,6 +81,8 @@ class FsReadWriteLock(_Base):
 
     def release(self, *, force: bool = False) -> None:
         super().release(force=force)
+        if self._epoch != system.process_epoch():  # a forked child holds nothing
+            return
         with self._guard:
             self._levels = 0 if force else self._levels - 1
             over = [] if self._levels else self._sides[:]
@@ -91,6 +93,8 @@ class FsReadWriteLock(_Base):
 
     def close(self) -> None:
         super().close()
+        if self._epoch != system.process_epoch():
+            return
         with self._guard:
             over, self._sides, self._levels = self._sides, [], 0
         for side in over:
