@@ -50,7 +50,7 @@ WORKER, HELD, ALONE = "worker", "held", "alone"
 KILL_ALL = 0
 ALIVE = 127
 EVERYBODY = 128
-"""Added to the number of a signal that is for the command and all its descendants."""
+"""An order for the command and all its descendants is this number plus the number of the signal."""
 
 PASSED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """The signals that are meant for the command rather than for the warden."""
@@ -103,9 +103,10 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
 
 
 def _above_standard(descriptor: int) -> int:
-    """Return `descriptor`. If it is 0, 1 or 2, which the guard redirects, replace it by a copy with a higher number.
+    """Return `descriptor`. If its number is 0, 1 or 2, close it and return a copy with a higher number.
 
-    A pipe gets such a number if the warden was started with closed standard streams, as by ``<&- >&- 2>&-``.
+    The guard redirects the descriptors 0, 1 and 2. A pipe gets one of these numbers if the warden was started with
+    closed standard streams, as by ``<&- >&- 2>&-``.
     """
     low = []
     while descriptor <= 2:
@@ -138,7 +139,8 @@ def _guard(child: int, orders: int) -> NoReturn:
 def _await_warden(child: int, orders: int) -> int:
     """Wait for the end of the warden `child`, and return its exit code or the negative number of its signal.
 
-    A stopped warden does not see the end of the orders. So the guard waits for it, too, but reads no orders.
+    A stopped warden does not see the end of the orders. So the guard also waits for the end of the orders, and kills a
+    warden that does not end within `OBEY_S` seconds after it. The guard reads no orders.
     """
     ends = _wake_up_by_children()
     poll = select.poll()
@@ -171,7 +173,7 @@ def _wake_up_by_children() -> int:
 
 
 def _end_by(number: int) -> None:
-    """End this process by the signal `number`, as the warden has ended, so that the parent gets the same status."""
+    """End this process by the signal `number`, which killed the warden, so that the parent gets the warden's status."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
@@ -191,8 +193,8 @@ def _kill_children() -> None:
 class Watchdog:
     """Counts the quarters of `lease_s` that have passed without ``ALIVE`` from the master.
 
-    A late call of `missed` counts one quarter only. This process was then probably stopped together with the master, as
-    when a shell stops the whole job.
+    A call of `missed` counts one quarter, even if the call is late by several. The reason for a late call is probably
+    that this process was stopped together with the master, as when a shell stops the whole job.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -211,7 +213,7 @@ class Watchdog:
         self._next = self._clock() + self._quarter
 
     def missed(self) -> int:
-        """If another quarter has ended, return how many have passed since the last ``ALIVE``. Otherwise return 0."""
+        """Return the number of quarters since the last ``ALIVE``; 0 if no quarter has ended since the last call."""
         now = self._clock()
         if not self._quarter or now < self._next:
             return 0

@@ -161,7 +161,7 @@ class RendezvousSettings:
         timeout: how long the steps may take; None means the defaults.
         keep_alive_interval: the time between two keep-alives of a node (default 5 s). The argument is in seconds or a
             `timedelta`, the attribute a `timedelta`.
-        keep_alive_max_attempt: after how many checks without a keep-alive a node is dead (default 3).
+        keep_alive_max_attempt: a node is dead after this number of checks without a new keep-alive (default 3).
 
     Raises:
         ValueError: `run_id` is empty, a number is below 1, `max_nodes` is below `min_nodes`, or the interval is 0 or
