@@ -121,8 +121,8 @@ def _address(params: RendezvousParameters) -> str:
 def is_file_name(endpoint: str) -> bool:
     """Return whether `endpoint` looks like the name of a file in the working directory, such as ``job``.
 
-    `create_backend` takes such an endpoint for the name of a host, unless ``store_type`` is ``file``. So the caller can
-    warn the user.
+    `create_backend` takes such an endpoint for the name of a host, unless the option ``store_type`` is ``file``. The
+    command ``fscoord run`` sets this option for such an endpoint.
     """
     is_name = re.fullmatch("[^/:]+", endpoint) is not None
     return is_name and endpoint != "localhost" and not network.is_ip_address(endpoint)
