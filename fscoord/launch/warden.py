@@ -1,7 +1,7 @@
 """A program that runs one command, and kills every process that the command leaves behind.
 
-It is started as ``python -I -S warden.py MODE ORDERS REPORT LEASE_S COMMAND...``, and imports nothing of the package.
-ORDERS and REPORT are descriptors. The *master* is the process that writes the orders.
+The program is started as ``python -I -S warden.py MODE ORDERS REPORT LEASE_S COMMAND...``, and imports nothing of the
+package. ORDERS and REPORT are descriptors of pipes. The *master* is the process that writes the orders.
 
 The warden is the parent of the command. Processes that the command starts and abandons, including daemons, are
 reparented to the warden (PR_SET_CHILD_SUBREAPER, prctl(2)). Each order is one byte: the number of a signal for the
@@ -9,12 +9,12 @@ command, or that number plus ``EVERYBODY`` for the command and all its descendan
 end of the orders, which means that the master has died, kills everything, too.
 
 A warden is two processes, because a single process may be killed: by the kernel when memory runs out, or by a command
-that kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden
-is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
-which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the warden kills
-everything. When a stopped warden has not ended `OBEY_S` seconds after the end of the orders, the guard kills it.
-Only a SIGKILL or SIGSTOP of both at the same moment leaves processes behind. On platforms other than Linux there is no
-prctl(2), and the descendants of the command outlive a killed warden.
+that kills its parent. The *guard* is the process that was started, and the warden proper is a child of the guard. When
+the warden is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to
+the guard, which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the
+warden kills everything. When a stopped warden has not ended `OBEY_S` seconds after the end of the orders, the guard
+kills it. Only a SIGKILL or SIGSTOP of both at the same moment leaves processes behind. On platforms other than Linux
+there is no prctl(2), and the descendants of the command outlive a killed warden.
 
 The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
 After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
@@ -23,8 +23,9 @@ at the end of the lease other processes may acquire the resource that the comman
 The mode is one of three. A *worker* runs in a session of its own, without input. When it has ended, all its remaining
 descendants are killed. A *held* command runs where the warden was started: on its terminal, with its input, in its
 process group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants
-of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, only once: it is not
-forwarded. A signal that was ignored at the start, as nohup(1) does, stays ignored.
+of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, from the kernel. So
+the warden does not forward such a signal. If the warden was started with a signal ignored, as by nohup(1), the signal
+stays ignored.
 
 psutil can't replace this module, because it has no prctl(2). It is also slower: to find the 100 descendants of a
 process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every

@@ -31,7 +31,7 @@ Clock = tuple[str, int]
 """The boot id and the time namespace of a monotonic clock."""
 
 DRIFT: Final = 100e-6
-"""The highest rate at which two clocks drift apart. Quartz clocks are usually specified to within 20 to 50 millionths."""
+"""The highest rate at which two clocks drift apart. Quartz clocks are usually specified to 20 to 50 millionths."""
 
 WINDOW_NS: Final = 60_000_000_000
 """The longest window, in ns."""
