@@ -127,7 +127,10 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     known["world_size"] = found.world_size if world_size is None else world_size
     for name, value in known.items():
         if value is None:
-            raise ValueError(f"{name} is not given and not in the environment, which has {found}")
+            raise ValueError(
+                f"{name} is not given and not in the environment, which has {found}; pass {name}, or start this process"
+                " by a launcher that sets it"
+            )
     return known["rank"], known["world_size"]  # type: ignore[return-value]
 
 

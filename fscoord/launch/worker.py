@@ -247,7 +247,7 @@ class _Worker:
             thread.join(OUTPUT_END_S)
         message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
         if "status" not in facts:
-            message += "the warden of this worker was killed"
+            message += "the warden of this worker was killed, and the worker with it"
         status, pid = facts.get("status", -signal.SIGKILL), facts.get("pid", 0)
         assert isinstance(status, int)
         assert isinstance(pid, int)
