@@ -97,7 +97,7 @@ def run_held(
         stdin: an open file with a descriptor, used as the command's input instead of this process's.
 
     Raises:
-        LockLostError: the hold was lost, and everything was stopped.
+        LockLostError: the hold was lost, and the command and its descendants were stopped.
         FscoordError: the command could not be started, or its warden was killed.
         LimitExceededError: the command wrote more than `output_max` bytes, and was killed with its descendants.
     """
@@ -295,6 +295,6 @@ class _HoldMonitor:
             self.end()
 
     def end(self) -> None:
-        """End the thread. The caller has ordered the warden to kill everything."""
+        """End the thread. Call this method only after the order ``KILL_ALL`` to the warden."""
         self.is_over = True
         self._over.set()
