@@ -24,7 +24,8 @@ from fscoord._runtime import system
 __all__ = ["Environment", "RunId", "detect", "rank_and_world_size"]
 
 RunId = tuple[str, int] | str
-"""The id of a run. If it is a job id and a restart count, it tells which of two runs is later. A text does not."""
+"""The id of a run: a job id and a restart count, or a text. The restart count shows which of two runs of one job is
+later. Two texts do not show which run is later."""
 
 SLURM_STEP_MAX = 0xFFFFFFF0
 """The largest id of a step that srun starts (slurm.h). Larger ids are those of batch scripts and interactive shells."""
@@ -45,7 +46,7 @@ class Environment:
         local_rank: the number of this process among the processes on its host, from 0.
         local_world_size: the number of processes on this host.
         run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
-        sources: the names of the variables from which each attribute was taken, by the name of the attribute.
+        sources: maps the name of each attribute to the names of the variables that gave its value.
         ignored: one sentence for each variable that was set but does not count.
     """
 
@@ -95,9 +96,10 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def find_job() -> RunId | None:
-    """Return the run of the job in the environment variables, as `detect` does; None if there is none.
+    """Return the run of the job from the environment variables; None if no variable has one.
 
-    Unlike `detect`, the function reads no ranks. It also ignores the run of pytest-xdist, whose tests start many jobs.
+    The function takes the run from the same variables as `detect`, and reads no ranks. It ignores the run id of
+    pytest-xdist, because the tests of one run of pytest-xdist start many jobs.
 
     Raises:
         ValueError: the restart count of the job is not a number.
@@ -125,7 +127,10 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     known["world_size"] = found.world_size if world_size is None else world_size
     for name, value in known.items():
         if value is None:
-            raise ValueError(f"{name} is not given and not in the environment, which has {found}")
+            raise ValueError(
+                f"{name} is not given and not in the environment, which has {found}; pass {name}, or start this process"
+                " by a launcher that sets it"
+            )
     return known["rank"], known["world_size"]  # type: ignore[return-value]
 
 
@@ -296,9 +301,10 @@ def _refuse_impossible(answers: _Answers) -> None:
 
 
 def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[RunId, str]]:
-    """Yield each run to which this process belongs, and the names of its variables. The nearest run comes first.
+    """Yield each run to which this process belongs, and the names of the run's variables. The nearest run comes first.
 
-    Launchers also count restarts of *workers*. These restarts are not part of a run id, because the run continues.
+    A launcher may also count how often it restarted the *workers*. A run id does not contain this count, because the
+    run continues.
     """
     if launcher == "pytest-xdist" and "PYTEST_XDIST_TESTRUNUID" in values:
         yield values["PYTEST_XDIST_TESTRUNUID"], "PYTEST_XDIST_TESTRUNUID"
@@ -323,5 +329,8 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
 
 
 def _array_job(job: str, index: str | None) -> str:
-    """Return the id of a job, or of one of an array of jobs. Without an array, `index` is ``0`` or ``undefined``."""
+    """Return the id of a job. For a job of a job array, the id is ``job[index]``.
+
+    For any other job, the scheduler does not set `index`, or sets it to ``0`` or ``undefined``.
+    """
     return job if index in (None, "0", "undefined") else f"{job}[{index}]"

@@ -27,7 +27,7 @@ from fscoord.stores.url import file_url, with_options
 class Access:
     """Creates files and directories with the group and the permissions of the rendezvous's file.
 
-    If the store is not a file, or only the owner may use the file, the umask decides, as it does for other programs.
+    If the store is not a file, or only the owner may use the file, the umask determines the permissions.
 
     Args:
         store: the store of the rendezvous.
@@ -48,15 +48,15 @@ class Access:
 
         Args:
             path: the path. Its parent exists. An empty directory at `path` is replaced.
-            mode: the permissions, before the umask, if only its owner may use the file.
-            is_shared: whether the users who may write to the file may also create, rename and remove files in the
-                directory.
+            mode: the permissions of the directory, before the umask, if only the owner may use the rendezvous's file.
+            is_shared: whether each user who may write to the rendezvous's file may also create, rename and remove files
+                in the directory.
 
         Returns:
             A descriptor of the directory, which the caller closes.
 
         Raises:
-            FileExistsError: there is a file, or a directory that is not empty.
+            FileExistsError: `path` is a file, or a directory that is not empty.
         """
         first = mode if self.file_mode is None else 0o700
         return system.make_directory(path, first, lambda fd: self._permit(fd, path, is_shared=is_shared))
@@ -64,7 +64,8 @@ class Access:
     def make_directory_in(self, parent: int, path: str) -> int:
         """Create the directory `path` in the open directory `parent`, and return a descriptor of it.
 
-        The caller ensures that no other user can rename files in `parent`. The new directory is protected, too.
+        The caller ensures that no other user can rename files in `parent`. No other user can rename files in the new
+        directory, either.
         """
         system.os.mkdir(path, 0o755 if self.file_mode is None else 0o700, dir_fd=parent)
         fd = system.open_file(path, _DIRECTORY, 0, system.loose, dir_fd=parent)
@@ -160,7 +161,7 @@ class RoundStore:
             self.address = self._below.address
 
     def has_content(self) -> bool:
-        """Return whether the store may have content. A file has none if no worker of this round has created it."""
+        """Return whether the store may have content. If the store is a file, return whether a worker has created it."""
         return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
 
     def __enter__(self) -> RoundStore:
@@ -184,11 +185,12 @@ class RoundStore:
 
 
 ROUND_CHECK_S = 1.0
-"""How often an agent that waits for other nodes checks that its round is not broken, in seconds."""
+"""An agent that waits for other nodes checks at this interval, in seconds, whether its round is broken."""
 
 
 FILE_NAME_MAX = 100
-"""The longest percent-encoded run id that a file name has in full. Most file systems allow names of 255 bytes."""
+"""A percent-encoded run id that is longer is cut to this length, and a hash is appended. Most file systems allow file
+names of 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +227,8 @@ class Outcome(NamedTuple):
     """How a job ended.
 
     Attributes:
-        is_success: whether it succeeded.
-        failures: the first failure of each failed round. If the job failed, the last item ended the job.
+        is_success: whether the job succeeded.
+        failures: the first failure of each failed round. If the job failed, the last item is the failure that ended it.
         kept_store: the address of the store of the last failed round, which is kept; ``""`` if there is none.
     """
 
@@ -261,7 +263,7 @@ class Agent:
 
     Args:
         job: the job.
-        handler: this node's part in the rendezvous. It is shut down when the job has ended.
+        handler: this node's handler of the rendezvous. `run` shuts down the handler at the end of the job.
         store: the store of the rendezvous.
         console: the console to which the workers' output is copied.
         announcer: prints the events of the job; None: nothing is printed.
@@ -287,9 +289,10 @@ class Agent:
         self._workers: WorkerGroup | None = None  # of the present round
 
     def pass_on(self, number: int) -> None:
-        """Handle a signal that does not end this node: forward it if `Job.forwarded` names it, and print that it came.
+        """Handle the signal `number`, which does not end this node.
 
-        For example, Slurm sends SIGUSR1 to all processes of a job.
+        Print the signal. If `Job.forwarded` names the signal, forward it to the workers. For example, Slurm sends
+        SIGUSR1 to all processes of a job.
         """
         is_forwarded = signal.Signals(number).name in self._job.forwarded
         if is_forwarded and self._workers is not None:
@@ -477,7 +480,7 @@ class Agent:
 
 
 def file_name(run_id: str) -> str:
-    """Return `run_id`, which may be any text, as a part of a file name. Different ids give different names."""
+    """Return a part of a file name for `run_id`, which may be any text. Different ids give different names."""
     from hashlib import sha256
     from urllib.parse import quote
 

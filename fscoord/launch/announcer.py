@@ -12,10 +12,10 @@ from fscoord.launch.worker import STDERR, Console, Failure
 from fscoord.rendezvous.handler import Progress, short_names
 
 FIRST_WAIT_S = 1.0
-"""How many seconds a wait for other nodes lasts before its first line is printed."""
+"""A wait for other nodes is first printed after this time, in seconds."""
 
 CHANGE_S = 5.0
-"""The shortest time in seconds between two lines about a wait, if nodes have come in between."""
+"""The shortest time between two lines about a wait, in seconds, if the number of nodes has changed."""
 
 REPEAT_S = 60.0
 """The time in seconds between two lines about a wait, if nothing has changed."""
@@ -24,7 +24,7 @@ ENDLESS_S = 10 * 366 * 86400.0
 """A time limit above this number of seconds is printed as no limit."""
 
 ERROR_FILE_MAX = 1 << 24
-"""How many bytes of an error file are read at most."""
+"""At most this many bytes of an error file are read."""
 
 LINES_MAX = 20
 """How many lines of a failed worker's last output are printed."""
@@ -49,7 +49,11 @@ class Announcer:
             self._console.write(STDERR, f"fscoord: {printable(text)}\n".encode())
 
     def waiting(self, progress: Progress) -> None:
-        """Report a wait for other nodes: when it has become long, when nodes come, and again from time to time."""
+        """Print a line about a wait for other nodes, if a line is due.
+
+        The first line is due after `FIRST_WAIT_S`. Another line is due when the number of nodes has changed and
+        `CHANGE_S` has passed, or after `REPEAT_S` without a change.
+        """
         told = self._told
         if told is not None and told.waited > progress.waited:  # another wait has begun
             told = self._told = None
@@ -74,9 +78,12 @@ class Announcer:
         self.say(f"round {number} begins{reason}: {whole}; this node is number {rank} and starts {own}, {ranks}")
 
     def round_broken(self, number: int, own: str, lost: Collection[str]) -> None:
-        """Report that round `number` is over: the nodes `lost` have died or left or, if it is empty, nodes have joined.
+        """Report that round `number` is over.
 
-        `own` is this node. If `lost` has it, the other nodes took this node for dead.
+        Args:
+            number: the number of the round.
+            own: the name of this node. If `lost` contains `own`, the other nodes took this node for dead.
+            lost: the nodes that have died or left. If `lost` is empty, the round is over because nodes have joined.
         """
         if own in lost:
             cause = "the other nodes took this node for dead"
@@ -85,14 +92,14 @@ class Announcer:
         self.say(f"round {number} is over: {cause}; the workers stop, and the next round forms")
 
     def worker_failed(self, failure: Failure, restart: int, max_restarts: int) -> None:
-        """Report that a worker has failed, with its last lines, and that all workers start again."""
+        """Report that a worker has failed and that all workers start again. Also print the worker's last output."""
         what = f"all workers stop, and start again (restart {restart} of {max_restarts})"
         self.say(f"{describe_failure(failure)}; {what}")
         for line in last_lines(failure):
             self.say(f"  | {line}")
 
     def stopping(self, number: int, grace: float) -> None:
-        """Report that a signal ends this node, and how long its workers have to end."""
+        """Report that the signal `number` ends this node, and that its workers have `grace` seconds to end."""
         self.say(
             f"{_signal_name(number)}: the workers of this node have {grace:g} s to end; a second signal kills them"
         )
@@ -114,7 +121,10 @@ def describe_failure(failure: Failure) -> str:
 
 
 def last_lines(failure: Failure) -> list[str]:
-    """Return the last lines of the worker's traceback or, if its error file is not on this host, of standard error."""
+    """Return the last lines of the worker's traceback.
+
+    If the worker wrote no traceback, or its error file is not on this host, return its last lines on standard error.
+    """
     return (_traceback(failure) or str(failure.message)).rstrip().splitlines()[-LINES_MAX:]
 
 
@@ -132,7 +142,7 @@ def _wait_text(progress: Progress) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Return the time of day in UTC, `seconds` from now."""
+    """Return, as text in UTC, the time that is `seconds` after now."""
     then = system.time.gmtime(system.time.time() + seconds)
     return system.time.strftime("%H:%M:%S UTC" if abs(seconds) < 43200 else "%Y-%m-%d %H:%M:%S UTC", then)
 

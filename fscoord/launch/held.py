@@ -1,4 +1,4 @@
-"""`run_held` runs a command while this process has a hold, such as that of a lock.
+"""`run_held` runs a command while this process has a *hold*, such as a lock or an item of a queue.
 
 The command runs under a warden (`fscoord.launch.warden`). If this process dies in any way, the warden kills the command
 and everything that the command has started. A thread checks once a second that the hold is not lost. This process only
@@ -25,14 +25,15 @@ CHECK_INTERVAL_S: Final = 1.0
 """The time in seconds between two checks that the hold is not lost."""
 
 CHECKS_PER_LEASE: Final = 8
-"""How many checks are made during one lease: two in each quarter, see `warden.Watchdog`."""
+"""How many checks of the hold are made during one lease. `warden.Watchdog` divides the lease into quarters, and each
+quarter has two checks."""
 
 SIGNAL_POLL_S: Final = 0.1
-"""The longest sleep in one system call, in seconds, and so the longest delay of a signal handler. A signal that arrives
-just before the call does not interrupt it."""
+"""The longest sleep in one system call, in seconds. A signal that arrives just before the call does not interrupt the
+sleep. So this time is also the longest delay of a signal handler."""
 
 LAST_CHECK_S: Final = 5.0
-"""How many seconds to wait at the end for a check that is under way."""
+"""After the end of the command, a check of the hold that has begun may take this many seconds more."""
 
 _PIECE: Final = 1 << 16
 _ALL: Final = 1 << 62
@@ -56,12 +57,12 @@ class Ending(NamedTuple):
 
     @property
     def interruption(self) -> int:
-        """The number of the first forwarded signal that asks programs to end; 0 if there was none."""
+        """The lowest number in `passed` of a signal that ends a program (HUP, INT or TERM); 0 if there is none."""
         return next((number for number in sorted(self.passed) if number in _INTERRUPTIONS), 0)
 
     @property
     def code(self) -> int:
-        """The exit code as a shell reports it: after a signal, 128 more than the number of the signal."""
+        """The exit code as a shell reports it: 128 + n if the signal n killed the command, else `status`."""
         return self.status if self.status >= 0 else 128 - self.status
 
 
@@ -79,7 +80,7 @@ def run_held(
     """Run `command` on this process's terminal and with this process's input, until the command has ended.
 
     The command also inherits the descriptors that this process has inherited. The signals INT, TERM, HUP, QUIT, USR1
-    and USR2 are forwarded to the command or, after its end, to its descendants.
+    and USR2 are forwarded to the command. After the end of the command, they are forwarded to its descendants.
 
     Args:
         command: the program and its arguments.
@@ -91,11 +92,12 @@ def run_held(
             three quarters they get SIGKILL, because other processes may acquire the hold after the lease.
         leaves_rest: whether to return when the command has ended, even if its descendants still run. Otherwise this
             function waits for them, too.
-        output_max: return standard output, at most this many bytes; None leaves it on the terminal.
+        output_max: if not None, the command's standard output is returned, and may have at most this many bytes. If
+            None, the command writes to the standard output of this process.
         stdin: an open file with a descriptor, used as the command's input instead of this process's.
 
     Raises:
-        LockLostError: the hold was lost, and everything was stopped.
+        LockLostError: the hold was lost, and the command and its descendants were stopped.
         FscoordError: the command could not be started, or its warden was killed.
         LimitExceededError: the command wrote more than `output_max` bytes, and was killed with its descendants.
     """
@@ -166,7 +168,10 @@ class _HeldCommand:
         _order(self._orders, number)
 
     def _read(self, watch: _HoldMonitor) -> bytes:
-        """Return standard output. If it exceeds `output_max` bytes, kill everything, and return one byte more."""
+        """Return the command's standard output, at most `output_max` + 1 bytes.
+
+        If the output exceeds `output_max` bytes, kill the command and all its descendants.
+        """
         if self._process is None or self._process.stdout is None or self.output_max is None:
             return b""
         output = b"".join(self._pieces(self._process.stdout, watch, self.output_max + 1))
@@ -218,8 +223,9 @@ class _HeldCommand:
 def _inherited() -> list[int]:
     """Return the descriptors above 2 that this process has inherited, such as those of make's job server.
 
-    The command inherits them, as under flock(1). ``close_fds=False`` would also pass them on. But it needs inheritable
-    pipes to the warden, and a command that another thread starts at this moment would keep these pipes open.
+    The command inherits these descriptors, as under flock(1). With ``close_fds=False`` instead of this list, the pipes
+    to the warden would have to be inheritable. A command that another thread starts at this moment would then keep
+    these pipes open.
     """
     found = []
     with suppress(OSError):  # there is no /dev/fd
@@ -289,6 +295,6 @@ class _HoldMonitor:
             self.end()
 
     def end(self) -> None:
-        """End the thread. The caller has ordered the warden to kill everything."""
+        """End the thread. Call this method only after the order ``KILL_ALL`` to the warden."""
         self.is_over = True
         self._over.set()

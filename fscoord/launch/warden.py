@@ -1,7 +1,7 @@
 """A program that runs one command, and kills every process that the command leaves behind.
 
-It is started as ``python -I -S warden.py MODE ORDERS REPORT LEASE_S COMMAND...``, and imports nothing of the package.
-ORDERS and REPORT are descriptors. The *master* is the process that writes the orders.
+The program is started as ``python -I -S warden.py MODE ORDERS REPORT LEASE_S COMMAND...``, and imports nothing of the
+package. ORDERS and REPORT are descriptors of pipes. The *master* is the process that writes the orders.
 
 The warden is the parent of the command. Processes that the command starts and abandons, including daemons, are
 reparented to the warden (PR_SET_CHILD_SUBREAPER, prctl(2)). Each order is one byte: the number of a signal for the
@@ -9,12 +9,12 @@ command, or that number plus ``EVERYBODY`` for the command and all its descendan
 end of the orders, which means that the master has died, kills everything, too.
 
 A warden is two processes, because a single process may be killed: by the kernel when memory runs out, or by a command
-that kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden
-is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
-which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the warden kills
-everything. When a stopped warden has not ended `OBEY_S` seconds after the end of the orders, the guard kills it.
-Only a SIGKILL or SIGSTOP of both at the same moment leaves processes behind. On platforms other than Linux there is no
-prctl(2), and the descendants of the command outlive a killed warden.
+that kills its parent. The *guard* is the process that was started, and the warden proper is a child of the guard. When
+the warden is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to
+the guard, which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the
+warden kills everything. When a stopped warden has not ended `OBEY_S` seconds after the end of the orders, the guard
+kills it. Only a SIGKILL or SIGSTOP of both at the same moment leaves processes behind. On platforms other than Linux
+there is no prctl(2), and the descendants of the command outlive a killed warden.
 
 The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
 After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
@@ -23,8 +23,9 @@ at the end of the lease other processes may acquire the resource that the comman
 The mode is one of three. A *worker* runs in a session of its own, without input. When it has ended, all its remaining
 descendants are killed. A *held* command runs where the warden was started: on its terminal, with its input, in its
 process group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants
-of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, only once: it is not
-forwarded. A signal that was ignored at the start, as nohup(1) does, stays ignored.
+of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, from the kernel. So
+the warden does not forward such a signal. If the warden was started with a signal ignored, as by nohup(1), the signal
+stays ignored.
 
 psutil can't replace this module, because it has no prctl(2). It is also slower: to find the 100 descendants of a
 process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every
@@ -50,7 +51,7 @@ WORKER, HELD, ALONE = "worker", "held", "alone"
 KILL_ALL = 0
 ALIVE = 127
 EVERYBODY = 128
-"""Added to the number of a signal that is for the command and all its descendants."""
+"""An order for the command and all its descendants is this number plus the number of the signal."""
 
 PASSED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """The signals that are meant for the command rather than for the warden."""
@@ -103,9 +104,10 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
 
 
 def _above_standard(descriptor: int) -> int:
-    """Return `descriptor`. If it is 0, 1 or 2, which the guard redirects, replace it by a copy with a higher number.
+    """Return `descriptor`. If its number is 0, 1 or 2, close it and return a copy with a higher number.
 
-    A pipe gets such a number if the warden was started with closed standard streams, as by ``<&- >&- 2>&-``.
+    The guard redirects the descriptors 0, 1 and 2. A pipe gets one of these numbers if the warden was started with
+    closed standard streams, as by ``<&- >&- 2>&-``.
     """
     low = []
     while descriptor <= 2:
@@ -138,7 +140,8 @@ def _guard(child: int, orders: int) -> NoReturn:
 def _await_warden(child: int, orders: int) -> int:
     """Wait for the end of the warden `child`, and return its exit code or the negative number of its signal.
 
-    A stopped warden does not see the end of the orders. So the guard waits for it, too, but reads no orders.
+    A stopped warden does not see the end of the orders. So the guard also waits for the end of the orders, and kills a
+    warden that does not end within `OBEY_S` seconds after it. The guard reads no orders.
     """
     ends = _wake_up_by_children()
     poll = select.poll()
@@ -171,7 +174,7 @@ def _wake_up_by_children() -> int:
 
 
 def _end_by(number: int) -> None:
-    """End this process by the signal `number`, as the warden has ended, so that the parent gets the same status."""
+    """End this process by the signal `number`, which killed the warden, so that the parent gets the warden's status."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
@@ -191,8 +194,8 @@ def _kill_children() -> None:
 class Watchdog:
     """Counts the quarters of `lease_s` that have passed without ``ALIVE`` from the master.
 
-    A late call of `missed` counts one quarter only. This process was then probably stopped together with the master, as
-    when a shell stops the whole job.
+    A call of `missed` counts one quarter, even if the call is late by several. The reason for a late call is probably
+    that this process was stopped together with the master, as when a shell stops the whole job.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -211,7 +214,7 @@ class Watchdog:
         self._next = self._clock() + self._quarter
 
     def missed(self) -> int:
-        """If another quarter has ended, return how many have passed since the last ``ALIVE``. Otherwise return 0."""
+        """Return the number of quarters since the last ``ALIVE``; 0 if no quarter has ended since the last call."""
         now = self._clock()
         if not self._quarter or now < self._next:
             return 0

@@ -27,7 +27,7 @@ OUTPUT_END_S = 5.0
 """How long to wait for the last output of a worker after its end, in seconds."""
 
 KILL_S = 30.0
-"""How long to wait for the end of processes that were killed, in seconds."""
+"""How long to wait for killed processes to end, in seconds."""
 
 
 class Failure(NamedTuple):
@@ -39,7 +39,7 @@ class Failure(NamedTuple):
         host: the address of the node; empty until the agent has added it.
         pid: the worker's process id, or 0 if the worker could not be started.
         status: the exit code, or the negative number of the signal that killed the worker.
-        message: the last lines of the worker's standard error, or the reason why it could not be started.
+        message: the last lines of the worker's standard error, or the reason why the worker could not be started.
         error_file: the path in ``TORCHELASTIC_ERROR_FILE``, if the worker has written a traceback there, else ``""``.
         round: the number of the round; -1 until the agent has added it.
     """
@@ -55,7 +55,9 @@ class Failure(NamedTuple):
 
 
 class WorkerGroup:
-    """Runs the workers of one node. The end of the ``with`` kills those that still run, with all their descendants.
+    """Runs the workers of one node.
+
+    The end of the ``with`` kills each worker that still runs, and all descendants of the worker.
 
     Args:
         command: the program and its arguments.
@@ -245,7 +247,7 @@ class _Worker:
             thread.join(OUTPUT_END_S)
         message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
         if "status" not in facts:
-            message += "the warden of this worker was killed"
+            message += "the warden of this worker was killed, and the worker with it"
         status, pid = facts.get("status", -signal.SIGKILL), facts.get("pid", 0)
         assert isinstance(status, int)
         assert isinstance(pid, int)
@@ -297,8 +299,9 @@ class Streams:
         redirects: the streams that go to files only, as `parse_streams` returns them.
         tee: the streams that go to files as well as to the console.
         shown_ranks: the local ranks whose streams may go to the console; None: all local ranks.
-        console_rank: the rank of the worker that writes directly to the console, if a stream goes nowhere else; None:
-            no rank. Its lines have no rank before them, and its `Failure` has no last lines.
+        console_rank: the rank of one worker; None: no worker. A stream of this worker that goes to the console only is
+            not copied: the worker writes directly to the console. So no rank is printed before the lines of the stream.
+            If the stream is standard error, the worker's `Failure` has no last lines.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
@@ -333,10 +336,10 @@ print("\\n", "none" if device is None else device.type, torch.accelerator.device
 
 
 def find_accelerators() -> tuple[str, int]:
-    """Return the type of this node's accelerators, such as ``cuda``, and their number, as torch counts them.
+    """Return the type of this node's accelerators, such as ``cuda``, and the number that torch reports.
 
-    The type is ``none`` if there is no accelerator, and ``""`` if torch can't be imported. A child process imports
-    torch, and ends at once, because in this process torch would occupy memory for as long as the job runs.
+    The type is ``none`` if the node has no accelerator, and ``""`` if torch can't be imported. A short child process
+    imports torch. In this process torch would occupy memory for as long as the job runs.
     """
     command = [sys.executable, "-c", _ASK_TORCH]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own
@@ -349,10 +352,10 @@ def find_accelerators() -> tuple[str, int]:
 
 
 BAR_S = 0.25
-"""The shortest time in seconds between two states of a progress bar on the console."""
+"""The console gets a new state of a progress bar at most once in this many seconds."""
 
 LINES_MAX = 1000
-"""How many lines are queued for a slow reader before the workers must wait for it."""
+"""If this many lines are queued for a slow reader, the workers must wait for the reader."""
 
 DRAIN_POLL_S = 0.05
 """The time in seconds between two checks whether a reader takes data again."""
@@ -367,8 +370,8 @@ PIECE = 4096
 class _Sink:
     """Writes lines to a file in a thread, because the reader of the file may pause at any time.
 
-    The lines pass through a `SimpleQueue`, whose calls are atomic. Signal handlers call `put`, too, and would deadlock
-    on a lock that the interrupted code of the main thread holds.
+    The lines pass through a `SimpleQueue`, whose `put` is reentrant. Signal handlers call `put`, too. With a lock
+    instead of the queue, a signal handler would deadlock if the interrupted code of the main thread held the lock.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -400,7 +403,7 @@ class _Sink:
         return True
 
     def hurry(self) -> None:
-        """From now on, wait at most `STUCK_S` seconds for the reader."""
+        """From now on, drop lines if the reader takes no data for `STUCK_S` seconds."""
         self._hurried = self._hurried or system.time.monotonic()
 
     def drain(self) -> bool:
@@ -439,7 +442,7 @@ class _Sink:
                 entry.set()
 
     def _write_line(self, line: bytes) -> None:
-        """Write `line`. After an error, such as that of a closed pipe, drop it and all further lines."""
+        """Write `line`. If a write fails, for example to a closed pipe, drop this line and all further lines."""
         rest, self._since = memoryview(line), system.time.monotonic()
         try:
             while rest and not self.problem:
@@ -457,15 +460,16 @@ class _Sink:
 
 
 class Console:
-    """Writes whole lines from many threads to the output of this process. The end of the ``with`` waits for readers.
+    """Writes whole lines from many threads to the standard output and standard error of this process.
 
-    A reader, such as a pager, may pause for long. Then the workers wait for it, and the launcher does not. If the
-    ``with`` ends by an exception, or after `hurry`, the lines that a reader does not take are dropped and counted. If
-    both streams are one file, they share a thread, which keeps their lines in order.
+    A reader of the output, such as a pager, may pause for long. Then the workers wait for the reader, and the launcher
+    does not. The end of the ``with`` waits until the readers have taken all lines. If the ``with`` ends by an
+    exception, or after `hurry`, the lines that a reader does not take are dropped and counted. If both streams are one
+    file, one thread writes both, which keeps the lines in order.
 
     Args:
         out: the binary file for the workers' standard output; None: ``sys.stdout``.
-        err: the binary file for their standard error and for the launcher's own lines; None: ``sys.stderr``.
+        err: the binary file for the workers' standard error and for the launcher's own lines; None: ``sys.stderr``.
     """
 
     def __init__(self, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
@@ -501,7 +505,10 @@ class Console:
             sink.hurry()
 
     def write(self, stream: int, line: bytes, has_ended: Callable[[], bool] = lambda: True) -> None:
-        """Write one whole line to `stream`, 1 or 2. If too many are queued, wait, unless `has_ended` returns True."""
+        """Write one whole line to `stream`, 1 or 2.
+
+        If too many lines are queued, wait for the reader, unless `has_ended` returns True.
+        """
         sink = self._sinks.get(stream)
         if sink is not None:
             sink.put(line, has_ended)
@@ -527,16 +534,16 @@ class Console:
     ) -> None:
         """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
 
-        `has_ended` returns whether all writers of the pipe have ended. After that, the copying does not wait for the
-        reader of the console any more.
+        `has_ended` returns whether all writers of the pipe have ended. After their end, the method no longer waits for
+        the reader of the console.
 
-        The console gets each line with `prefix` before it, or no line if `prefix` is empty. A carriage return begins a
-        new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last state.
-        A console that is a regular file, and `tail`, get only the last state. `file` gets all bytes unchanged, unless
-        it is None. At the end, the pipe and the file are closed.
+        The console gets `prefix` and the line. If `prefix` is empty, the console gets no line. A carriage return begins
+        a new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last
+        state. `tail` gets only the last state, and so does a console that is a regular file. `file` gets all bytes
+        unchanged, unless `file` is None. At the end, the pipe and the file are closed.
 
-        If the file can't be written, for example on a full disk, it is closed, and the console gets a message. The pipe
-        is still read, because the worker would die of SIGPIPE without a reader.
+        If a write to the file fails, for example on a full disk, the file is closed, and the console gets a message.
+        The pipe is still read, because the worker would die of SIGPIPE without a reader.
         """
         is_live = bool(prefix) and stream in self._sinks and not _is_regular(self._sinks[stream].file)
         rest = shown = b""  # the line that has not ended, and its state on the console
@@ -611,12 +618,12 @@ def _split(text: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _last_state(line: bytes) -> bytes:
-    r"""Return the part of `line` after its last carriage return, except one at its end, which belongs to ``\r\n``."""
+    r"""Return the part of `line` after its last carriage return, without the ``\r`` of a ``\r\n`` at the end."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _has_data(pipe: IO[bytes], seconds: float) -> bool:
-    """Wait up to `seconds` until `pipe` has data or has ended. Return whether it has."""
+    """Wait until `pipe` has data or has ended, for at most `seconds`. Return False if the time is over."""
     return bool(system.readiness(pipe.fileno())(seconds * 1000))
 
 
@@ -630,7 +637,7 @@ def _is_regular(file: IO[bytes]) -> bool:
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
     """Return the binary file of `text`, unbuffered if possible.
 
-    A buffer has a lock, and a thread would hold this lock for as long as it waits for a reader.
+    A buffered file has a lock. A thread that writes to it would hold the lock while it waits for a reader.
     """
     file = getattr(text, "buffer", None)
     return getattr(file, "raw", file)

@@ -6,9 +6,11 @@ The nodes read and change the state through `SharedState`, which also wakes the 
 torch's c10d backend compares decoded states. So if a node writes a state that equals the present state, torch reports
 success. A state that was replaced and restored looks unchanged (the ABA problem). Here every write has a nonce of 96
 random bits, so no two writes are equal. The compare-and-set returns the written value if and only if the write
-succeeded, and a token matches only one write. The nonce has characters outside the alphabet of base64. Decoders skip
-these characters, so torch's backend can read these writes, and this backend can read torch's writes. Writes by torch
-have no nonce, so two writes of the same state by torch can't be distinguished.
+succeeded, and a token matches only one write.
+
+A nonce consists of characters outside the alphabet of base64. torch's decoder skips these characters, so torch's
+backend can read a state with a nonce. This backend can also read a state without a nonce. Writes by torch have no
+nonce, so two writes of the same state by torch can't be distinguished.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state has this `token`. If `token` is None, write it if no state exists yet.
+        """Write `state` if the present state has this `token`. If `token` is None, write `state` if there is no state.
 
         Returns:
-            The present state, its token, and whether this call wrote it. None means that the outcome is unknown, for
-            example because no state exists. Then call `get_state`.
+            The present state, its token, and whether this call wrote the present state. None means that the outcome is
+            unknown, for example because no state exists. After a None, call `get_state`.
 
         Raises:
             RendezvousConnectionError: the store failed, before or after the write.
@@ -129,7 +131,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             return self._decode(found)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state has this `token`. If `token` is None, write it if no state exists yet.
+        """Write `state` if the present state has this `token`. If `token` is None, write `state` if there is no state.
 
         A token that is not ASCII ``bytes`` matches no state: nothing is written, and the present state is returned.
         See `RendezvousBackend.set_state` for the result and the errors.
@@ -186,11 +188,12 @@ def _nonce() -> bytes:
 
 
 POLL_INTERVAL_S = 1.0
-"""A waiting node reads the state again after this many seconds: a node may have died before it woke the others."""
+"""A waiting node reads the state again after this many seconds, because a node that changed the state may have died
+before it woke the waiting nodes."""
 
 KEPT_RINGS = 64
-"""How many ``changed`` keys and how many ``settled`` keys are kept. If more changes come before a node begins to wait,
-the node polls."""
+"""How many ``changed`` keys and how many ``settled`` keys of `SharedState` are kept. A node that begins to wait for a
+key after the key was deleted learns of the change by its next poll."""
 
 
 class SharedState:
@@ -201,10 +204,11 @@ class SharedState:
 
     Args:
         backend: holds the state.
-        store: a view of the store that holds only the keys that wake other nodes.
+        store: a view of the store, with a prefix for the keys ``changed`` and ``settled``.
 
     Attributes:
-        slow_logger: logs a warning if the calls of `wait` together take long; None: each call is a separate wait.
+        slow_logger: logs a warning if successive calls of `wait` together take long. None: a warning is logged only if
+            one call takes long.
     """
 
     slow_logger: SlowWaitLogger | None = None
@@ -218,7 +222,7 @@ class SharedState:
         """Return the state and its token. If no state was written yet, return the initial state and None.
 
         Raises:
-            RendezvousStateError: there was a state before, and now there is none.
+            RendezvousStateError: this object has read or written a state before, and now the backend has none.
         """
         was_there = self._has_been_there  # read first, because another thread may write the first state meanwhile
         found = self._backend.get_state()
@@ -236,8 +240,8 @@ class SharedState:
         """Write `state` if the present state has this `token`.
 
         Returns:
-            The present state, its token, and whether `state` was written. If the backend does not know this, the third
-            value is whether the present state equals `state`.
+            The present state, its token, and whether this call wrote `state`. If the backend does not know whether this
+            call wrote `state`, the third value is whether the present state equals `state`.
         """
         found = self._backend.set_state(state.encode(), token)
         if found is None:  # the backend does not know whether it wrote
@@ -251,7 +255,7 @@ class SharedState:
         return now, token, is_written
 
     def change(self, rule: Callable[[State], State], limit: float | None = None) -> State:
-        """Replace the state by ``rule(state)``, and retry if other nodes change it meanwhile. Return the new state.
+        """Replace the state by ``rule(state)``, and return the new state. Retry if another node has changed the state.
 
         Args:
             rule: computes the new state; called again after each failed write.
@@ -313,7 +317,7 @@ def latest_change(store: Store) -> int:
 
 @contextmanager
 def store_errors_as_rendezvous() -> Iterator[None]:
-    """Convert the errors of a store to `~fscoord.RendezvousConnectionError`."""
+    """Raise `~fscoord.RendezvousConnectionError` if the body of the ``with`` raises an error of a store."""
     try:
         yield
     except errors.RendezvousError:  # already an error of the rendezvous

@@ -25,7 +25,7 @@ class RendezvousHandler(ABC):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the agents run a TCP store at the published address, so that workers only connect to it."""
+        """Whether an agent hosts a TCP store at the address that rank 0 published. If so, the workers connect to it."""
         return False
 
     @abstractmethod
@@ -66,7 +66,9 @@ _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 
 @dataclass(frozen=True)
 class RendezvousStoreInfo:
-    """The address of rank 0, for a service that the nodes need. By default the port was free when it was published.
+    """The address at which rank 0 can offer a service to the other nodes. This class does not start a service.
+
+    By default, the port is one that was free when the address was published.
 
     Attributes:
         master_addr: a host name or an address.

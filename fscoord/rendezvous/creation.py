@@ -54,11 +54,12 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
     The option ``read_timeout`` is how many seconds operations of the store wait. The default is the ``timeout`` in the
     address, or else 60. The option ``is_host``, for ``tcp``, is whether this process hosts the store. An ``is_master``
-    in the address ``tcp://host:port?...`` overrides ``is_host``. Without both, this process hosts the store if the
-    endpoint names this host. The caller closes the store. The run id of the rendezvous is a part of its key, and is
-    never used as the run of the store.
+    in the address ``tcp://host:port?...`` overrides ``is_host``. If neither is given, this process hosts the store if
+    the endpoint names this host and no other process hosts the store. The caller closes the store. The run id of the
+    rendezvous is a part of the key of its state. The run id does not select the run of the store.
 
-    Events record the process that hosts the store, the path of a temporary file, and every failure.
+    The function logs an event (`fscoord.rendezvous.events`) if this process hosts the store, if it creates a temporary
+    file, and if it fails.
 
     Raises:
         ValueError: an option, the endpoint or the run id is invalid.
@@ -91,7 +92,7 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
 
 
 def _address(params: RendezvousParameters) -> str:
-    """Return the address of the store that `params` describe; empty for a temporary file."""
+    """Return the address of the store that `params` describe; ``""`` for a temporary file."""
     endpoint = str(system.os.fspath(params.endpoint or "")).strip()
     given = params.get("store_type")
     if given is None and _URL.match(endpoint):
@@ -118,7 +119,11 @@ def _address(params: RendezvousParameters) -> str:
 
 
 def is_file_name(endpoint: str) -> bool:
-    """Return whether `endpoint` is a bare name. `create_backend` takes a bare name for a host, never for a file."""
+    """Return whether `endpoint` looks like the name of a file in the working directory, such as ``job``.
+
+    `create_backend` takes such an endpoint for the name of a host, unless the option ``store_type`` is ``file``. The
+    command ``fscoord run`` sets this option for such an endpoint.
+    """
     is_name = re.fullmatch("[^/:]+", endpoint) is not None
     return is_name and endpoint != "localhost" and not network.is_ip_address(endpoint)
 
@@ -162,7 +167,10 @@ def _open_temporary(params: RendezvousParameters, timeout: int) -> Store:
 def _open_tcp(
     params: RendezvousParameters, address: str, host: str, own: dict[str, str], options: dict[str, Any]
 ) -> Store:
-    """Open the TCP store at `address`, whose options are `own`. By default host it if `host` is this machine."""
+    """Open the TCP store at `address`, whose options are `own`.
+
+    By default, this process hosts the store if `host` is a name of this machine and no other process hosts the store.
+    """
     told = convert(own, "tcp").get("is_master", params.get_as_bool("is_host"))
     name = parse_rendezvous_endpoint(host, DEFAULT_PORT)[0]
     is_host = matches_machine_hostname(name) if told is None else told
@@ -231,7 +239,7 @@ class RendezvousHandlerRegistry:
         return handler
 
     def load_entry_points(self) -> None:
-        """Register the entry points of the group ``fscoord.rendezvous``. If one fails to load, log a warning."""
+        """Register the entry points of the group ``fscoord.rendezvous``. Log a warning for each that fails to load."""
         from importlib.metadata import entry_points
 
         for entry in entry_points(group=ENTRY_POINTS):

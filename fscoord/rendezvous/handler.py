@@ -45,7 +45,7 @@ ADDRESS_POLL_S = POLL_INTERVAL_S
 """A node that waits for the address of rank 0 checks at this interval, in seconds, whether the round is broken."""
 
 POLLS_PER_S = 8
-"""How many polls per second the participants of a forming round make together, not counting the first participant."""
+"""The participants of a forming round, except the first, together make about this many polls per second."""
 
 SETTLED_POLL_S = 5.0
 """The longest time, in seconds, between two polls of a participant that is not the first."""
@@ -54,7 +54,7 @@ SLOW_WRITE_S = 0.002
 """If a failed compare-and-set took at least this long, in seconds, a random pause precedes the next one."""
 
 SPREAD = 2.0
-"""The longest random pause after a failed compare-and-set, as a multiple of its duration."""
+"""The longest random pause after a failed compare-and-set, as a multiple of the duration of the compare-and-set."""
 
 H = TypeVar("H", bound="DynamicRendezvousHandler")
 
@@ -69,8 +69,8 @@ class Progress(NamedTuple):
         min_nodes: the minimal number of nodes in a round.
         max_nodes: the maximal number of nodes in a round.
         waited: how long this node has waited, in seconds.
-        left: how long this node waits at most from now on, in seconds. If there are enough nodes, the round completes
-            without more nodes after this time.
+        left: the longest time that this node still waits, in seconds. If enough nodes have joined, the round completes
+            after this time even if no other node joins.
         is_running: whether the present round runs without this node, so that this node waits for the next round.
     """
 
@@ -102,10 +102,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         local_addr: the address by which other nodes reach this node; its host name by default.
         owns_store: whether `shutdown` closes the store.
         late_nodes: how many nodes a running job may have if new nodes join it. A new node beyond this number raises
-            `~fscoord.RendezvousError`. None: the number is ``max_nodes``, and a new node beyond it waits as a spare.
+            `~fscoord.RendezvousError`. None: the number is ``max_nodes``, and a new node beyond this number waits as a
+            spare.
 
     Attributes:
-        on_wait: if not None, `next_rendezvous` calls it with the progress of the round each time before it waits.
+        on_wait: a function of the progress of the round. `next_rendezvous` calls it before each wait. None: no call.
     """
 
     on_wait: Callable[[Progress], object] | None = None
@@ -174,7 +175,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def life(self) -> int:
-        """How many jobs with this run id ended in this store before this job; -1 before this node has joined."""
+        """The number of this job among the jobs with this run id, counted from 0; -1 before this node has joined."""
         return -1 if self._life is None else self._life
 
     @property
@@ -240,7 +241,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return how many waiting nodes would take part in another round.
 
-        If the round of this node is over, the number is at least 1. So an agent that polls the number joins again.
+        If the round of this node is over, the number is at least 1. So an agent that polls this number calls
+        `next_rendezvous` again.
         """
         state, _ = self._shared.read()
         if not state.complete:
@@ -250,7 +252,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return max(1, count) if self._returned is not None and not self._is_current(state) else count
 
     def is_current(self) -> bool:
-        """Return whether the round that `next_rendezvous` returned last still goes on with all its nodes."""
+        """Return whether the round that `next_rendezvous` returned last is the present round and is not broken."""
         return self._is_current(self._shared.read()[0])
 
     def lost_nodes(self) -> list[str]:
@@ -389,10 +391,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _read_apart(
         self, state: State, token: Token | None, took: float, deadlines: RoundDeadlines
     ) -> tuple[State, Token | None]:
-        """Pause for a random time after a failed compare-and-set that took `took` seconds. Return the new state.
+        """Pause for a random time after a failed compare-and-set, then read and return the state and its token.
 
-        A long write means that many nodes wait for the store's lock. If all of them repeated their writes at once, only
-        one write would succeed. After a short write, return `state` and `token` at once.
+        The compare-and-set took `took` seconds. After a short one, return `state` and `token` without a pause. A long
+        one shows that many nodes wait for the store's lock. If all these nodes repeated their writes at once, only one
+        write would succeed.
         """
         if took < SLOW_WRITE_S:
             return state, token
@@ -403,8 +406,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Wait for a change of `state` to which this node may have to react, or until the next poll.
 
         Each node that joins changes the state. Only the first participant reads the state after each of these changes.
-        If all participants did, the number of requests would grow with the square of the number of nodes. For the same
-        reason the other participants poll less often if there are many of them.
+        If every participant read the state, the number of requests would grow with the square of the number of nodes.
+        For the same reason, the other participants poll less often in a round of many nodes.
         """
         if self._node in state.participants[1:] and not (state.complete or state.closed):
             pause = POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S
@@ -457,7 +460,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return f"it needs {count} nodes, and has {found}"
 
     def _prepare(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
-        """Publish or read the address of rank 0, and return the result of the round. Return None if it was broken."""
+        """Publish or read the address of rank 0, and return the result of the round; None if the round was broken."""
         rank, first = state.participants.index(self._node), state.participants[0]
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{state.round}", self._store)
         while True:
@@ -503,7 +506,8 @@ class RoundDeadlines:
     def observe(self, state: State) -> tuple[bool, bool]:
         """Return `Observed.is_last_call_over` and `Observed.is_reserve_over` for `state`.
 
-        Both periods last ``last_call``. The first begins when there are enough nodes, the second with the round.
+        The last call and the reserve each last `RendezvousTimeout.last_call`. The last call begins when the round has
+        ``min_nodes`` nodes. The reserve begins with the round.
         """
         now = system.time.monotonic()
         has_enough = len(state.participants) >= self._limits.min_nodes
@@ -538,7 +542,14 @@ class RoundDeadlines:
 
 
 def _mark(mark: tuple[int, float] | None, number: int, now: float, holds: bool) -> tuple[int, float] | None:
-    """Return (round `number`, when a condition began to hold), or None if not `holds`. `mark` is the last result."""
+    """Return the number of the round and the time at which a condition began to hold, or None if it does not hold.
+
+    Args:
+        mark: the result of the previous call for this condition.
+        number: the number of the present round.
+        now: the present time.
+        holds: whether the condition holds now.
+    """
     if not holds:
         return None
     return mark if mark is not None and mark[0] == number else (number, now)

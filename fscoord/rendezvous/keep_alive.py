@@ -1,13 +1,14 @@
 """`KeepAliveThread` sends the keep-alives of this node, and evicts dead nodes from the state of the rendezvous.
 
-If the store detects dead sessions (`~fscoord.Store.has_liveness`), each node has a session in the store, and its name
-ends in the number of this session. Then no keep-alives are written. On any other store each node increments a key, and
-a `FailureDetector` watches the keys of the other nodes.
+If the store detects dead sessions (`~fscoord.Store.has_liveness`), each node has a session in the store, and writes no
+keep-alives. The name of the node ends in the number of its session. On any other store, a keep-alive increments a key
+of the node, and a `FailureDetector` watches the keys of the other nodes.
 
 **The ring.** With sessions, a node does not probe all other nodes, because the number of probes would grow with the
 square of the number of nodes. The sorted names of the nodes form a ring, and each node watches its next `NEIGHBOURS`
-living successors, as in the failure detectors of Chord and of systems derived from SWIM. At each tick a node probes its
-successors in order. It skips dead nodes, and ends when it has found `NEIGHBOURS` living nodes or has reached itself. So
+living successors, as in the failure detectors of Chord and of systems derived from SWIM. At each tick (once in each
+keep-alive interval) a node probes its successors in order. The tick ends when the node has found `NEIGHBOURS` living
+successors, or has probed all other nodes. So
 the nearest living predecessor of a dead node finds the death within one keep-alive interval, even if many nodes die at
 once. A stopped node (SIGSTOP) counts as living, but does not tick. Each node has several watchers, so that one stopped
 watcher does no harm.
@@ -30,7 +31,8 @@ NEIGHBOURS = 3
 """How many living successors in the ring a node watches."""
 
 TICKS_PER_READ = 6
-"""The state is read at least once in this many ticks, because a node may die before it announces its change."""
+"""The state is read at least once in this many ticks, because a node that changed the state may have died before it set
+the ``changed`` key."""
 
 _SESSION = re.compile(r"_s([0-9]{1,19})$")
 
@@ -42,7 +44,7 @@ class KeepAliveThread:
         shared: the state of the rendezvous.
         store: a handle that only this object uses. `stop` closes it.
         name: the name of the node. If the store has sessions, the number of the node's session is appended.
-        settings: the interval of keep-alives, and how many keep-alives a node may miss.
+        settings: the settings of the rendezvous, with the interval and the time limits of keep-alives.
 
     Attributes:
         node: the name of the node.
@@ -106,8 +108,8 @@ class KeepAliveThread:
     def check(self, state: State, *, everyone: bool = False) -> tuple[frozenset[str], frozenset[str]]:
         """Record the nodes in `state`, and probe some of them. Return the nodes known alive and the nodes known dead.
 
-        The probed nodes are the successors in the ring that are not known alive, or, with `everyone`, all nodes that
-        are not known alive. Each node is probed at most once in `POLL_INTERVAL_S`.
+        A node that is known alive is not probed. Without `everyone`, the probes end when the next `NEIGHBOURS` living
+        successors in the ring are known. Each node is probed at most once in `POLL_INTERVAL_S`.
         """
         system.process_epoch()
         with self._mutex:
@@ -148,7 +150,7 @@ class KeepAliveThread:
                         self._store.delete_key(f"beat/{node}")
 
     def _latest_state(self) -> State:
-        """Return the state. Do not read it again if there is no ``changed`` key for a later state.
+        """Return the latest state. If the ``changed`` keys show no later state, return the state that was read last.
 
         On a network mount, the check of the keys costs one request, and a read of the state costs two.
         """
@@ -235,12 +237,12 @@ class FailureDetector:
     """Finds living and dead nodes by whether their keep-alive counters change. Does no I/O.
 
     Clocks of other hosts are not used. A node is alive if its counter was seen to change. A node is dead if `attempts`
-    checks, `interval` seconds apart, found its counter unchanged. The elapsed time alone does not count. Otherwise a
-    process that was stopped for long would take every other node for dead when it continues.
+    checks, at least `interval` seconds apart, found its counter unchanged. A long time without checks does not make a
+    node dead. Otherwise a process that was stopped for long would take every other node for dead when it continues.
 
     Args:
         interval: the least time between two checks that count, in seconds.
-        attempts: after how many checks without a change a node is dead.
+        attempts: a node is dead after this number of checks without a change.
     """
 
     def __init__(self, interval: float, attempts: int) -> None:
@@ -252,7 +254,7 @@ class FailureDetector:
 
     @property
     def alive(self) -> frozenset[str]:
-        """The nodes that were seen to join or to change their counter, without those that died later."""
+        """The nodes that were seen to join or to change their counter, except nodes that died later."""
         return frozenset(self._alive)
 
     def observe_members(self, present: frozenset[str]) -> None:
@@ -272,7 +274,7 @@ class FailureDetector:
         Args:
             now: the time of a monotonic clock, in seconds.
             nodes: the nodes to check.
-            beats: maps nodes to their keep-alive counters. Only whether a value changes matters.
+            beats: maps nodes to their keep-alive counters. The values are only tested for equality.
         """
         wanted = frozenset(nodes)
         dead = set()

@@ -146,7 +146,7 @@ class RendezvousTimeout:
         for name, value in given.items():
             limit = to_seconds(value)
             if limit == 0 and name != "last_call":
-                raise ValueError(f"the timeout {name} must be above zero")
+                raise ValueError(f"the rendezvous timeout {name} is 0; it must be above zero")
             object.__setattr__(self, name, to_timedelta(limit))
 
 
@@ -161,7 +161,7 @@ class RendezvousSettings:
         timeout: how long the steps may take; None means the defaults.
         keep_alive_interval: the time between two keep-alives of a node (default 5 s). The argument is in seconds or a
             `timedelta`, the attribute a `timedelta`.
-        keep_alive_max_attempt: after how many checks without a keep-alive a node is dead (default 3).
+        keep_alive_max_attempt: a node is dead after this number of checks without a new keep-alive (default 3).
 
     Raises:
         ValueError: `run_id` is empty, a number is below 1, `max_nodes` is below `min_nodes`, or the interval is 0 or
@@ -192,7 +192,7 @@ class RendezvousSettings:
         check_positive("keep_alive_max_attempt", keep_alive_max_attempt)
         interval = to_seconds(keep_alive_interval)
         if interval == 0:
-            raise ValueError("keep_alive_interval must be above zero")
+            raise ValueError("the rendezvous option keep_alive_interval is 0; it must be above zero")
         vars(self).update(  # as `object.__setattr__` would, because the class is frozen
             run_id=run_id,
             min_nodes=min_nodes,

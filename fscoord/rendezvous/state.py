@@ -4,19 +4,20 @@ A *life* is one job, from its first node to its last. A *round* is one start of 
 A round is first *forming*, then *complete*. When one of its participants dies, leaves or joins again, the round is
 *broken*, and the next round forms:
 
-- Nodes join a forming round while it has free places. The places go first to the participants of the broken round
-  (*former*), then to waiting nodes in their order, then to other nodes.
+- Nodes join a forming round while it has free places. The places are reserved, for the length of a last call, first
+  for the participants of the broken round (*former*), then for waiting nodes in their order. Other nodes get the rest.
 - A round is complete when it has `Limits.max_nodes` participants. If it has at least `Limits.min_nodes`, it is complete
-  at the end of the last call, a time in which more nodes may join. Only a node that knows that all participants are
-  alive completes the round. So the state that a dead job has left can't complete a round. The first node has seen the
-  others join, so it knows this at once.
+  at the end of the *last call*, a time in which more nodes may join. Only a node that knows that all participants are
+  alive completes the round. So no round is completed with the dead participants that an earlier job has left in the
+  state. The first participant has seen the others join, so it knows at once that they are alive.
 - A node that comes to a complete round waits. A waiting node beyond `Limits.max_nodes` is a *spare*.
 - No node joins a closed rendezvous. When all its nodes are dead, the next node begins another life.
 - With `Limits.late_nodes` there are no spare nodes: a new node that finds no place is *refused*, because it may belong
   to another job with the same run id. When all nodes of a job are dead, the next node begins another life.
 
-Every node changes the state by compare-and-set. If this fails, the node decides again on the new state. So it does not
-matter which node makes a change, or whether a node learns that its own write succeeded.
+Every node changes the state by compare-and-set. If a compare-and-set fails, the node decides again on the new state.
+So any node can make a change. A node that does not learn whether its own write succeeded reads the state, and decides
+again.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ def _checked(value: object, example: object) -> object:
     """Return `value`, which was read from JSON. Raise an error unless it has the type of `example`."""
     if isinstance(example, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise TypeError(f"{value!r} is not a list of nodes")
+            raise TypeError(f"a field has the value {value!r}, which is not a list of nodes")
         return tuple(value)
     if type(value) is not type(example):
-        raise TypeError(f"{value!r} is not of type {type(example).__name__}")
+        raise TypeError(f"a field has the value {value!r}, which is not of type {type(example).__name__}")
     if isinstance(value, int) and not 0 <= value < 1 << 63:
-        raise ValueError("a number is below 0, or has more than 63 bits")
+        raise ValueError(f"a field has the value {value}, which is below 0 or has more than 63 bits")
     return value
 
 
@@ -128,15 +129,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Observed:
-    """What one node knows in addition to the state.
+    """The facts that one node knows in addition to the state.
 
     Attributes:
         dead: nodes that are known dead.
         alive: nodes that are known alive, for example because this node has seen them join.
-        life: the life to which this node belongs; None for a new node.
-        returned: the number of the last round that this node has finished joining; None before the first.
-        is_last_call_over: whether the last call, which begins when there are enough nodes, is over.
-        is_reserve_over: whether places are no longer reserved for former and waiting nodes.
+        life: the number of the job (`State.life`) that this node has joined; None if it has joined no job.
+        returned: the number of the last round that `next_rendezvous` returned on this node; None before the first.
+        is_last_call_over: whether the last call is over. It begins when the round has `Limits.min_nodes` nodes.
+        is_reserve_over: whether the places are no longer reserved for former and waiting nodes.
         now: the time, in seconds since the epoch.
     """
 
@@ -162,14 +163,18 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What a node does next. With `Verdict.WRITE`, the node writes `state`. Otherwise `state` is for information."""
+    """What a node does next. With `Verdict.WRITE`, the node writes `state`. Any other verdict was made on `state`."""
 
     verdict: Verdict
     state: State = field(default_factory=State)
 
 
 def evict(state: State, gone: Iterable[Node]) -> State:
-    """Return `state` without the nodes `gone`, which died or left. If one of them took part in the round, break it."""
+    """Return `state` without the nodes `gone`, which died or left.
+
+    If one of these nodes takes part in a complete round, the round is broken. But in a closed rendezvous a complete
+    round keeps its participants, and `State.left` gets the nodes that are gone.
+    """
     lost = frozenset(gone)
     state = replace(state, former=_minus(state.former, lost), waiting=_minus(state.waiting, lost))
     if not state.complete:

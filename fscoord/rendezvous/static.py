@@ -1,12 +1,12 @@
-"""`static_rendezvous`: ranks that are known in advance find the address of rank 0, or learn that rank 0 is dead.
+"""`static_rendezvous`: processes that know their ranks find the address of rank 0, or learn that rank 0 is dead.
 
 torch calls this kind of rendezvous static. `fscoord.rendezvous.DynamicRendezvousHandler` is for nodes that have no
 ranks yet.
 
-**Keys.** All keys begin with ``{name}/{run}/{restart}/``: the run of `fscoord.environment.detect`, and how often a
-launcher has restarted the workers. So no rank reads the address of an earlier run. When nodes come or go, a launcher
-starts the workers again without counting a restart. So each new rank 0 begins an *attempt* with the next free number,
-and no rank accepts an attempt whose rank 0 is dead:
+**Keys.** All keys begin with ``{name}/{run}/{restart}/``. ``{run}`` is the run id from `fscoord.environment.detect`.
+``{restart}`` is how often a launcher has restarted the workers. So no rank reads the address of an earlier run. When
+nodes come or go, a launcher starts the workers again without counting a restart. So each new rank 0 begins an *attempt*
+with the next free number, and no rank accepts an attempt whose rank 0 is dead. The keys of an attempt are:
 
 - ``{attempt}/address``: the session of rank 0, its port and its address;
 - ``{attempt}/rank/{rank}``: the session of a rank that has read the address;
@@ -48,8 +48,8 @@ def static_rendezvous(
 ) -> RendezvousInfo:
     """Publish the address of rank 0 to all ranks, and wait until all ranks have read it.
 
-    The caller provides the service that listens at this address. Each rank announces its rank to the store. Keep the
-    store open for as long as the other ranks are needed. In one process a name can be used once.
+    The caller provides the service that listens at this address. Each process announces its rank to the store. Keep
+    the store open for as long as the other ranks are needed. A process can use each name once.
 
     Args:
         store: the store that the ranks share.
@@ -71,7 +71,7 @@ def static_rendezvous(
         StoreTimeoutError: rank 0 published no address, or other ranks are missing. The message names the missing ranks.
         UsedBeforeError: this name was used before in this run, on a store that can't detect dead sessions.
         RendezvousStateError: another program has written these keys.
-        ValueError: the environment has no rank or world size, or they contradict each other.
+        ValueError: the environment has no rank or world size, or the rank is not below the world size.
     """
     rank, world_size = environment.rank_and_world_size(rank, world_size)
     rank, world_size = check_rank(rank, world_size)
@@ -100,7 +100,10 @@ def session_of(store: Store, rank: int) -> int:
 
 
 def locate_rank(store: Store, rank: int, session: int | None = None) -> str:
-    """Return `rank`, its host, its process and its state as text. Use only `session` unless it is None."""
+    """Return `rank`, its host, its process and its state as text.
+
+    If `session` is not None, describe only the handle with this session, and not other handles with the same rank.
+    """
     members = [member for member in store.members([rank]) if session in (None, member.number)]
     return f"rank {rank} ({location_of(members)})"
 
@@ -183,7 +186,10 @@ class _Call:
             raise RendezvousError(f"{who} died after it had published its address {address.host}; {self._for()}")
 
     def _wait_for_address(self, store: Store, restart_timeout: float) -> None:
-        """Wait until the attempt of `store` has an address. Raise an error if rank 0 is dead and is not replaced."""
+        """Wait until the attempt of `store` has an address.
+
+        Raise an error if rank 0 is dead and no new rank 0 publishes an address within `restart_timeout` seconds.
+        """
         while True:
             if not self._store.dead_ranks([0]) and not self._wait(store, "address", self._attempt.left(), ranks=[0]):
                 return
@@ -205,7 +211,7 @@ class _Call:
     def _wait(
         self, store: Store, key: str, timeout: float, ranks: list[int] | None = None, sessions: list[int] | None = None
     ) -> list[int]:
-        """Wait for `key` of `store`, or until one of `ranks` or `sessions` is dead. Return the dead ones."""
+        """Wait until `key` of `store` is set, or one of `ranks` or `sessions` is dead. Return the dead ones."""
         awaited = Awaited(RENDEZVOUS, key_text(self._attempt.prefix), self._attempt.world_size)
         slow_logger = SlowWaitLogger(__name__, lambda: f"{awaited} on rank {self._attempt.rank}", awaited=awaited)
         try:

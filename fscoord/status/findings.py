@@ -12,10 +12,10 @@ from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Picture, SessionStatus
 
 SLOW_S: Final = 10.0
-"""A wait for a running participant is a finding after this time, in seconds."""
+"""If a wait for a running participant lasts this long, in seconds, the wait is a finding."""
 
 RANKS_SHOWN: Final = 8
-"""A finding describes at most this many missing ranks. It only counts the others."""
+"""A finding describes at most this many missing ranks. If more ranks are missing, the finding has their number."""
 
 LOG_LOCK: Final = "log-lock"
 DEADLOCK: Final = "deadlock"
@@ -51,7 +51,7 @@ def find_all(picture: Picture, slow: float = SLOW_S) -> list[StatusFinding]:
 
     Args:
         picture: the participants, what they hold and what they wait for.
-        slow: a wait for a running participant is a finding after this time, in seconds.
+        slow: if a wait for a running participant lasts this long, in seconds, the wait is a finding.
     """
     view = _View(picture)
     found = [
@@ -76,9 +76,11 @@ class _View:
                 self.by_key.setdefault(key, []).append(each)
 
     def of_rank(self, rank: int) -> SessionStatus | None:
-        """Return the participant with `rank`, or None. Prefer those that may be alive, and of these the newest.
+        """Return the participant with `rank`, or None.
 
-        Of several handles with this rank in one process, for example clones, prefer one that waits.
+        Several participants may have the rank. First choose the newest one that may be alive, or else the newest one.
+        If the process of this participant has several handles with the rank, such as clones, prefer a handle that
+        waits.
         """
         named = [self.by_number[number] for number in self.picture.ranks.get(rank, ()) if number in self.by_number]
         newest = max(named, key=lambda each: (each.alive != "no", each.number), default=None)
@@ -90,7 +92,7 @@ class _View:
         return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
 
     def order(self, number: int) -> tuple[bool, int, int]:
-        """Return the sort key of session `number`. Sessions with a rank come first, in the order of their ranks."""
+        """Return a sort key for session `number`. It sorts sessions by rank, and sessions without a rank at the end."""
         rank = self.by_number[number].rank if number in self.by_number else None
         return rank is None, rank or 0, number
 
@@ -152,7 +154,7 @@ class _Edge(NamedTuple):
 
 
 def _edges(view: _View) -> dict[int, list[_Edge]]:
-    """Return the wait-for graph of the sessions, from the locks and barriers of the store."""
+    """Return the wait-for graph: for each session that waits for another session, its edges to these sessions."""
     edges: dict[int, list[_Edge]] = {}
     for line in view.picture.lines:
         if not (line.needs_all or len(line.holders) == 1):
@@ -196,7 +198,7 @@ def _deadlocks(view: _View) -> Iterator[StatusFinding]:
 
 
 def _rings(edges: Mapping[int, Sequence[_Edge]]) -> list[tuple[int, ...]]:
-    """Return the cycles in the wait-for graph: a shortest cycle for each set of sessions that wait for each other."""
+    """Return cycles in the wait-for graph that have no session in common. Each is the shortest through one session."""
     found: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for start in sorted(edges):
@@ -260,7 +262,11 @@ def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow:
 
 
 def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[StatusFinding]:
-    """Yield a finding about the missing `ranks` if one has ended or is stopped, or if `seconds` is at least `slow`."""
+    """Yield a finding about the missing `ranks`, if there is a reason for one.
+
+    The reason is that one of the ranks has ended or is stopped, or that the wait has lasted `slow` seconds. `head` is
+    the beginning of the message, and `seconds` is how long the wait has lasted.
+    """
     found = {rank: view.of_rank(rank) for rank in ranks}
     urgency = min((_urgency(each) for each in found.values()), default=SLOW)
     if urgency == SLOW and seconds < slow:
@@ -287,9 +293,10 @@ def _exchange(view: _View, kind: str, name: str, waiters: list[SessionStatus], s
 
 
 def _lacks(waiters: list[SessionStatus], rank: int) -> bool:
-    """Return whether `rank` is missing in an exchange: whether one of `waiters` waits for the key that `rank` sets.
+    """Return whether `rank` is missing in an exchange.
 
-    If the waiters wait for the common key ``given``, a rank that does not wait counts as missing.
+    The rank is missing if one of `waiters` waits for the key that `rank` sets. If the waiters wait for the key
+    ``given``, which the last rank sets, each rank that does not wait counts as missing.
     """
     ends = [key for each in waiters if each.waiting for key in each.waiting.keys]
     if any(key.endswith("/given") for key in ends):
@@ -338,9 +345,9 @@ def _does_nothing(view: _View, each: SessionStatus, slow: float) -> bool:
 
 
 def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
-    """Return the position of a waiter in the line of a lock, such as ``, 2nd in line``; empty if it is in no line.
+    """Return the position of a waiter in the line of a lock, such as ``, 2nd in line``; ``""`` if it is in no line.
 
-    The holders come first, so the first waiter of a lock is 2nd in line.
+    The holders are at the head of the line, so the first waiter of a lock is 2nd in line.
     """
     for line in lines:
         for index, key in enumerate(line.wake_keys):
@@ -379,7 +386,7 @@ def _rank_state(rank: int, each: SessionStatus | None) -> str:
 
 
 def _state(each: SessionStatus) -> str:
-    """Return the state of a participant that others wait for, as text that follows its name in a message."""
+    """Return the state of a participant as text, such as ``is stopped``, that follows its name in a message."""
     if each.alive == "no" or each.is_stopped:
         return _fate(each)
     alive = "is alive" if each.alive == "yes" else "may be alive"
@@ -395,7 +402,7 @@ def _fate(each: SessionStatus) -> str:
 
 
 def _remedy(each: SessionStatus) -> str:
-    """Return a sentence that says how to replace or continue a participant; empty if it runs."""
+    """Return ``. `` and a sentence that says how to replace or continue a participant; ``""`` if it runs."""
     if each.alive == "no":
         return "" if each.rank is None else f". Start rank {each.rank} again, or end the job"
     return f". Continue {each.pid} on {each.host} (kill -CONT {each.pid}) or kill it" if each.is_stopped else ""
@@ -406,7 +413,7 @@ def _process(each: SessionStatus) -> str:
 
 
 def _named(each: SessionStatus) -> str:
-    """Return the title of `each` and its process. The title of a participant without a rank contains the process."""
+    """Return the title of `each` and, if the title does not name the process, the process."""
     return each.title if each.rank is None else f"{each.title} ({_process(each)})"
 
 

@@ -23,8 +23,8 @@ class SessionStatus(NamedTuple):
         alive: ``"yes"``, ``"no"`` or ``"unknown"``.
         found_dead: when the death was recorded, in seconds since the epoch; None if no death was recorded.
         is_stopped: whether the process is stopped, for example by SIGSTOP; False if this host can't tell.
-        idle: the seconds since the last write of the session; None if the log no longer has this time.
-        waiting: the wait of the session that has lasted longest, or None.
+        idle: the seconds since the last write of the session; None if the log no longer has the time of this write.
+        waiting: the wait of the session; None if it does not wait. Of several waits, the one that has lasted longest.
         holds: what the session holds, as texts such as ``lock 'dataset'``.
     """
 

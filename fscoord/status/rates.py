@@ -33,16 +33,16 @@ class Speed(NamedTuple):
 
 
 class Rates:
-    """Computes the rates between each two successive pictures."""
+    """Computes the rates between each picture and the next."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Activity] | None = None
         self._first_generation = 0
 
     def add(self, now: float, activity: Activity) -> Speed:
-        """Return the rates since the last call.
+        """Return the rates since the previous call.
 
-        All rates are 0 in the first call, and after the log was read again from its beginning.
+        The first call returns rates of 0. So does a call after the observer has read the log again from its beginning.
 
         Args:
             now: the present time, by the monotonic clock.

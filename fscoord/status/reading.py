@@ -1,7 +1,7 @@
 """`Observer` takes pictures of the participants of a store. `status` takes one picture and adds the findings.
 
-An observer never writes. It reads the whole log of a file store. On any other store it calls operations of
-`fscoord.Store`. They show fewer facts, so the notes of the picture say which facts are missing.
+An observer never writes. It reads the whole log of a file store. On any other store, an observer calls operations of
+`fscoord.Store`. These operations return fewer facts, so the notes of the picture say which facts are missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Activity(NamedTuple):
     """Counts of the records that the observer of a file store has read.
 
     Attributes:
-        writes: {(session, kind): the number of records of this kind that the session has written}.
+        writes: maps (session, kind) to the number of records of this kind that the session has written.
         barriers: how many barriers were completed.
         generation: the number of the log's current file. Each compaction increments it.
         size: the size of the log's current file, in bytes.
@@ -55,7 +55,7 @@ class Observer(Protocol):
     """Takes pictures of one store."""
 
     def look(self) -> tuple[Picture, Activity | None]:
-        """Return a new picture, and the activity so far. The activity is None on a store without a log."""
+        """Return a new picture, and the `Activity` so far, which is None for any store that is not a file store."""
 
     def close(self) -> None:
         """Close the store, if this observer opened it."""
@@ -68,7 +68,7 @@ def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -
 
     Args:
         store: the path or the address of a store, or a store.
-        slow: a wait for a running participant is a finding after this time, in seconds.
+        slow: if a wait for a running participant lasts this long, in seconds, the wait is a finding.
 
     Raises:
         StoreError: the store can't be read.

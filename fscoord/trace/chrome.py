@@ -1,10 +1,11 @@
 """`chrome_events` converts a trace to Chrome trace events, which Perfetto and chrome://tracing show.
 
 "Trace Event Format" by the Chromium authors describes the format. A host becomes a "process" of the format, and a rank
-becomes a "thread", so the viewers group the ranks by host. A span becomes a complete event ("X"). If one process ended
-the wait of another process, an arrow leads from a span of the first to the span of the wait. An arrow is two flow
-events, its start ("s") and its end ("f"). A viewer attaches a flow event to the span around its time. If the first
-process has no span at that time, as after a plain ``set``, the export adds a short span.
+becomes a "thread", so the viewers group the ranks by host. A span becomes a complete event ("X").
+
+If process A ended the wait of process B, an arrow leads from a span of A to the span of the wait. An arrow is two flow
+events, its start ("s") and its end ("f"). A viewer attaches a flow event to the span around the time of the event. So
+the export adds a short span ("release") to A at the start of each arrow.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
 LANES: Final = 1000
-"""More than the lanes of any process. The number of a row is the process's number times `LANES`, plus the lane."""
+"""More lanes than any process has. The number of a row is `LANES` times the number of the process, plus the lane."""
 
 MARK_NS: Final = 1000
 
@@ -63,7 +64,10 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
 
 
 def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]:
-    """Return the spans, with short ones added for releases, and the arrows: from a span, at a time in ns, to a span."""
+    """Return the spans and the arrows. A short span is added for each release that ended a wait.
+
+    An arrow is its first span, its time in ns, and the span of the wait.
+    """
     holds = Holds(trace)
     spans = list(trace.spans)
     flows = []

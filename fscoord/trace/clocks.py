@@ -38,14 +38,15 @@ WINDOW_NS: Final = 60_000_000_000
 
 SHORT_WINDOW_NS: Final = 1_000_000_000
 ENOUGH: Final = 32
-"""How many barriers end a window after `SHORT_WINDOW_NS`. Further barriers would add more drift than precision."""
+"""A window longer than `SHORT_WINDOW_NS` ends when it has this many barriers. A longer window would lose more precision
+by the drift of the clocks than it would gain by more barriers."""
 
 
 class Passage(NamedTuple):
-    """The times, on one clock, at which the processes with this clock arrived at one barrier and left it.
+    """The times at which processes that share a clock arrived at one barrier and left it.
 
     Attributes:
-        clock: the clock.
+        clock: the clock, on which both times were taken.
         arrived: the last arrival of a process with this clock, in ns.
         left: the first departure of a process with this clock, in ns.
     """
@@ -72,9 +73,9 @@ class Instant(NamedTuple):
 
 
 class Fix(NamedTuple):
-    """The estimated offset of one clock from the reference, when the reference shows the time `at`, in ns.
+    """The estimated offset of one clock from the reference clock at one time. All numbers are in ns.
 
-    The true offset differs from `offset` by at most `bound`.
+    At the time `at` of the reference clock, the true offset differs from `offset` by at most `bound`.
     """
 
     at: int
@@ -83,10 +84,12 @@ class Fix(NamedTuple):
 
 
 class Rough(NamedTuple):
-    """The offset of a clock from its parent (see `_Group._find_parents`), estimated from one barrier, in ns.
+    """An estimate, from one barrier, of the offset of a clock from its parent. All numbers are in ns.
+
+    `_Group._find_parents` determines the parent of each clock.
 
     Attributes:
-        at: the time of the barrier on the clock.
+        at: the time on the clock at which the barrier was left.
         offset: the middle of the possible offsets.
         width: the highest possible offset minus the lowest possible offset.
     """
@@ -101,7 +104,7 @@ class Alignment:
 
     Attributes:
         groups: the clocks of each group, the reference first. Clocks of different groups are not comparable.
-        discarded: the number of barriers that were not used, because their times contradict each other.
+        discarded: the number of barriers that were not used, because the times of each are contradictory.
     """
 
     def __init__(self, groups: list[list[Clock]], fixes: dict[Clock, list[Fix]], discarded: int, drift: float) -> None:
@@ -121,7 +124,7 @@ class Alignment:
         return self._fixes[clock]
 
     def widest(self, clock: Clock) -> int:
-        """Return the largest bound of the offsets of `clock`, in ns."""
+        """Return the largest error bound (`Fix.bound`) of an estimated offset of `clock`, in ns."""
         return max(fix.bound for fix in self._fixes[clock])
 
     def to_reference(self, clock: Clock, time: int) -> Instant:
@@ -185,9 +188,10 @@ class _Group:
         self._discarded = 0
 
     def _find_parents(self, meetings: list[Meeting]) -> dict[Clock, tuple[Clock, list[Rough]]]:
-        """Return, for each clock of the group, its parent, which is nearer to the reference, and rough offsets from it.
+        """Return, for each clock of the group, its parent and its rough offsets from the parent.
 
-        Rough offsets only serve to find the window of a barrier, and to estimate how long the clocks have drifted.
+        The parent shares a barrier with the clock, and is one step nearer to the reference. Rough offsets only serve to
+        find the window of a barrier, and to estimate how long the clocks have drifted.
         """
         shared: dict[Clock, dict[Clock, list[Rough]]] = {}
         for meeting in meetings:
@@ -209,7 +213,7 @@ class _Group:
         return parents
 
     def _rough(self, clock: Clock, time: int) -> Instant:
-        """Return the approximate time of the reference when `clock` shows `time`."""
+        """Convert `time` on `clock` to an approximate time on the reference clock."""
         error = 0
         while clock != self._reference:
             clock, offsets = self._parents[clock]
@@ -241,7 +245,10 @@ class _Group:
         return {self._reference: [Fix(0, 0, 0)], **fixes}, self._discarded
 
     def _solve_window(self, window: list[tuple[int, Meeting]]) -> list[tuple[int, dict[Clock, tuple[int, int]]]]:
-        """Return the middle of `window` and the offsets there. If the constraints conflict, solve its two halves."""
+        """Return a list of (middle of the window, offsets of the clocks at this time).
+
+        The list has one item for `window`. If the constraints of `window` conflict, it has the items of both halves.
+        """
         found = self._bounds(window)
         if found is not None:
             return [(window[len(window) // 2][0], found)]
@@ -254,8 +261,9 @@ class _Group:
     def _bounds(self, window: list[tuple[int, Meeting]]) -> dict[Clock, tuple[int, int]] | None:
         """Return the offset of each clock at the middle of `window`, and its bound; None if the constraints conflict.
 
-        How far a clock drifts up to the middle depends on its offset, which is to be found. So this solves twice: with
-        rough offsets, and then with the offsets of the first solution, which are tighter.
+        The largest drift up to the middle depends on the offset of the clock, which is the unknown. So the method
+        solves the constraints twice. The first solution uses rough offsets for the drift. The second solution uses the
+        offsets of the first, which are more precise.
         """
         middle = window[len(window) // 2][0]
         known: dict[Clock, tuple[int, int]] = {}
@@ -271,7 +279,7 @@ class _Group:
     def _solve(
         self, window: list[tuple[int, Meeting]], middle: int, known: dict[Clock, tuple[int, int]]
     ) -> dict[Clock, tuple[int, int]] | None:
-        """Compute the result of `_bounds`. `known` has an approximate offset and its bound for each clock."""
+        """Solve the constraints of `window` once; see `_bounds`. `known` has approximate offsets and their bounds."""
         limits: dict[Clock, dict[Clock, int]] = {}  # limits[c][d]: o(d) - o(c) is at most this
 
         def loose_by(clock: Clock, time: int) -> int:

@@ -1,6 +1,7 @@
 """`make_page` makes one HTML page of a trace: a time line that can be zoomed, and the tables of the report.
 
-The page needs no network. It is ``page.html`` of this package, and draws the time line from the data of `page_data`.
+The page needs no network. It is the template ``page.html`` of this package with the data of `page_data`, from which a
+script in the page draws the time line.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from fscoord.trace.report import (
 )
 
 SPANS_MAX: Final = 40_000
-"""The most spans in a page. If a trace has more, the page has the longest, and stays under 5 MB."""
+"""The most spans in a page. If a trace has more, the page has the longest spans. So a page is smaller than 5 MB."""
 
 ROWS_MAX: Final = 200
 """The most rows of a table in a page."""
 
 SHORT: Final = 24
-"""The most characters of a text without line breaks. A column with a longer text may wrap all its texts."""
+"""If no text of a column is longer than this, the texts of the column are not wrapped."""
 
 NOT_SHOWN: Final = ("open", "process")
 
@@ -57,10 +58,10 @@ class _Texts:
 def page_data(trace: Trace) -> Document:
     """Return the data that the page draws. Times are in microseconds since the first span of the group of clocks.
 
-    Waits that are a part of a barrier, a lock or another operation are left out, because they would cover it. A span is
-    an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, the event that ended the
-    wait, row of the process that caused the event or -1, crossing or -1. Kind, name, outcome and event are indices of
-    ``texts``.
+    A wait that is a part of a barrier, a lock or another operation is left out, because the wait would cover the
+    operation. A span is an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, the
+    event that ended the wait, row of the process that caused the event, crossing. The last two are -1 if there is none.
+    Kind, name, outcome and event are indices of ``texts``.
     """
     outer = set(map(id, outer_waits(trace)))
     whole = [span for span in trace.spans if span.kind not in (*NOT_SHOWN, *WAITS) or id(span) in outer]
@@ -116,7 +117,7 @@ def page_data(trace: Trace) -> Document:
 
 
 def _crossing(trace: Trace, crossing: Any, begins: list[int], texts: _Texts) -> list[Any]:
-    """Return the crossing as an array: name, row of the last arrival, its time, and whether the order is certain."""
+    """Return the crossing as an array: name, row of the last process, its arrival, and whether it surely was last."""
     last = crossing.spans[-1]
     found = arrivals_of(trace, crossing)
     begin = begins[trace.processes[last.process].group]
@@ -145,7 +146,7 @@ def make_page(trace: Trace) -> str:
 
 
 def _headline(report: Document) -> str:
-    """Return the sentence that names the straggler."""
+    """Return a sentence about the process for which the others waited longest in barriers."""
     rows = report["last_to_come"]
     if not rows:
         return "No barrier of two ranks or more was passed."

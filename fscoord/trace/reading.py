@@ -1,7 +1,8 @@
-"""`read` returns the processes and spans of a trace directory, on one time line where barriers connect the clocks.
+"""`read` returns the processes and spans of a trace directory. Processes with common barriers share a time line.
 
-`docs/trace.md` specifies the files. A file may end anywhere, and any line may be damaged. Damaged lines are counted and
-left out. Files that can't be read are left out, too, because other users may have put anything into the directory.
+`docs/trace.md` specifies the files. A process may die while it writes a file, so a file may end anywhere, and any line
+may be damaged. Damaged lines are counted and left out. Files that can't be read are left out, too, because other users
+may have put anything into the directory.
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ from fscoord.trace.clocks import Alignment, Meeting, Passage, align
 HOLDS: Final = ("lock", "election")
 SUFFIX = ".trace"
 FILE_MAX: Final = 4 * tracing.SEGMENT_BYTES
-"""How many bytes of a file are read. A segment exceeds `SEGMENT_BYTES` only by its last write."""
+"""At most this many bytes of a file are read. A file is a *segment* of the trace of a process. A segment exceeds
+`SEGMENT_BYTES` only by its last write."""
 HEADER_MAX: Final = 1 << 16
 MEETS = ("barrier", "exchange")
 
 
 class Span(NamedTuple):
-    """One span. Its times are in ns on the reference clock of its process's group of clocks.
+    """One operation of a process, such as a wait.
+
+    Times are in ns on the reference clock of the group of clocks to which the clock of the process belongs.
 
     Attributes:
-        process: the index of its process in the trace.
-        kind: its kind; ``docs/trace.md`` lists the kinds.
+        process: the index of the process in `Trace.processes`.
+        kind: the kind of the operation; ``docs/trace.md`` lists the kinds.
         name: the name of the barrier, key, lock or queue.
         store: the text that identifies the store.
         rank: the rank of the caller, or None.
-        begin: the beginning.
-        end: the end; for an open span, when its process was recorded as dead, or else the end of the trace.
-        outcome: how it ended; empty for an open span.
+        begin: the time at which the operation began.
+        end: the time at which the operation ended. For an open span: the recorded death or the exit of the process, or
+            else the end of the trace.
+        outcome: how the operation ended; empty for an open span.
         thread: the number of the thread. The threads of a process count from 0, in the order of their first spans.
-        facts: further facts.
+        facts: further facts about the operation, by name.
     """
 
     process: int
@@ -53,7 +58,7 @@ class Span(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the span was never ended: its process was killed, or still runs."""
+        """Whether the trace has no end of the operation, because the process was killed or still runs."""
         return not self.outcome
 
     @property
@@ -63,7 +68,7 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The length in ns."""
+        """The length of the span in ns."""
         return self.end - self.begin
 
 
@@ -72,18 +77,19 @@ class Process:
     """One process of a trace.
 
     Attributes:
-        host: the name of its host.
-        pid: its process id.
-        token: the random text that distinguishes it from other processes with the same process id.
-        clock: the boot id and the time namespace, which together identify its monotonic clock.
-        wall_minus_clock: the wall clock minus the monotonic clock when it began, in ns.
-        rank: the rank with which it opened a store, or else the rank in most of its barriers; None if there is none.
-        label: the label with which it opened a store.
-        has_exited: whether it recorded its exit. A process that was killed did not.
-        group: the number of the group of comparable clocks.
-        first, last: the first and the last time that it recorded, in ns on the reference clock of its group.
+        host: the name of the host.
+        pid: the process id.
+        token: the random text that distinguishes this process from other processes with the same process id.
+        clock: the boot id and the time namespace, which together identify the monotonic clock of the process.
+        wall_minus_clock: the wall clock minus the monotonic clock, in ns, when the oldest segment was begun.
+        rank: the rank with which the process opened a store, or else the rank in most of its barriers, or else the rank
+            that another process recorded for it; None if no rank is known.
+        label: the label with which the process opened a store.
+        has_exited: whether the process recorded its exit. A process that was killed did not record an exit.
+        group: the number of the group of comparable clocks to which `clock` belongs.
+        first, last: the first and the last time that the process recorded, in ns on the reference clock of the group.
         skipped: the number of lines that could not be read.
-        overwritten: whether older spans were overwritten, because both segments were full.
+        overwritten: whether older spans were overwritten, because both segments of the process were full.
     """
 
     host: str
@@ -103,7 +109,7 @@ class Process:
 
     @property
     def address(self) -> str:
-        """``host:pid``, the name of the process in spans of other processes."""
+        """``host:pid``. Spans of other processes identify the process by this text."""
         return f"{self.host}:{self.pid}"
 
     @property
@@ -116,8 +122,8 @@ class Crossing(NamedTuple):
     """One barrier or exchange of all ranks, as the processes of the trace have recorded it.
 
     Attributes:
-        name: its name.
-        spans: the spans of the processes that passed, in the order of their arrivals.
+        name: the name of the barrier or exchange.
+        spans: the spans of the processes that passed the barrier, in the order of their arrivals.
         is_sound: whether each rank arrived once and passed, so that the times can be used to compare clocks.
     """
 
@@ -130,11 +136,11 @@ class Trace:
     """A trace that was read.
 
     Attributes:
-        directory: its directory.
-        processes: its processes, sorted by group of clocks, rank and host.
+        directory: the directory of the trace files.
+        processes: the processes of the trace, sorted by group of clocks, rank and host.
         spans: all spans, sorted by beginning. Times of different groups of clocks are not comparable.
         crossings: the barriers and the exchanges of all ranks, sorted by the last arrival.
-        alignment: the offsets of the clocks.
+        alignment: the estimated offsets of the clocks from the reference clocks.
         hosts: the name of one host for each clock.
         unreadable: for each file that can't be read, its path and the reason.
     """
@@ -205,14 +211,14 @@ class Trace:
         return 0 if mine == theirs else self.alignment.widest(mine) + self.alignment.widest(theirs)
 
     def begins(self) -> list[int]:
-        """Return the first time of each group of clocks, in ns."""
+        """Return, for each group of clocks, the time at which the first span of the group begins, in ns."""
         return [
             min((process.first for process in self.processes if process.group == group), default=0)
             for group in range(len(self.alignment.groups))
         ]
 
     def processes_by_address(self) -> dict[str, list[int]]:
-        """Return the indices of the processes with each ``host:pid``."""
+        """Map each ``host:pid`` to the indices of its processes, which may be several: process ids are reused."""
         found: dict[str, list[int]] = {}
         for number, process in enumerate(self.processes):
             found.setdefault(process.address, []).append(number)
@@ -252,7 +258,7 @@ def read(directory: Any) -> Trace:
 
 
 def _joined(segments: list[Process]) -> Process:
-    """Merge `segments`, which one process wrote. The oldest is the first."""
+    """Merge `segments`, which one process wrote. The oldest segment is the first."""
     process = segments[0]
     for other in segments[1:]:
         process.skipped += other.skipped
@@ -279,7 +285,11 @@ def _name(process: Process) -> None:
 
 
 def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Process]) -> None:
-    """Set the rank of each process that recorded none, from its death record or from ``fscoord run``."""
+    """Set the rank of each process that recorded no rank of its own.
+
+    The rank comes from the span in which another process recorded the death, or from the worker's span of
+    ``fscoord run``.
+    """
     told: dict[str, int] = {}
     for span in spans:
         if span.kind == "death":
@@ -333,7 +343,7 @@ def _segment(path: str) -> tuple[int, Process] | None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of `file`, up to `FILE_MAX` bytes in total: a sparse file may have an endless line."""
+    """Yield the lines of `file`, up to `FILE_MAX` bytes in total, because a line of a sparse file may be huge."""
     left = FILE_MAX
     while left > 0 and (line := file.readline(left)):
         left -= len(line)
@@ -374,7 +384,7 @@ _NUMBER_MAX: Final = 1 << 63
 
 
 def _facts(row: list[Any]) -> dict[str, Any]:
-    """Return the facts of the span in `row`, without facts that have the wrong type for the tables."""
+    """Return the facts of the span in `row`. Leave out each fact whose type is wrong for the tables of the report."""
     rest = row[len(_SHAPE) :]
     facts = dict(zip(map(str, rest[::2]), rest[1::2], strict=True))
     for name in _NUMBERS & facts.keys():
@@ -400,7 +410,7 @@ def _raw_spans(number: int, process: Process) -> Iterator[Span]:
 
 
 def _crossings(spans: Iterable[Span]) -> list[Crossing]:
-    """Return the barriers, and the exchanges that all ranks leave together."""
+    """Return the crossings in `spans`: the barriers, and the exchanges that no rank leaves before all have arrived."""
     met: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
         if span.kind in MEETS and span.facts.get("operation", "synchronize") == "synchronize":
@@ -442,9 +452,10 @@ def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterat
 
 
 def assign_lanes(spans: Iterable[Span]) -> list[int]:
-    """Return the lane of each span, which is a row of its process. `spans` must be sorted by beginning.
+    """Return the number of the lane of each span. A lane is one of the rows in which a viewer draws a process.
 
-    Two spans in one lane are nested or disjoint. So concurrent threads and tasks of one process need several lanes.
+    `spans` must be sorted by beginning. Two spans in one lane are nested or disjoint. So a process with concurrent
+    threads or tasks needs several lanes.
     """
     by_process: dict[int, list[list[Span]]] = {}
     found = []

@@ -14,11 +14,12 @@ WAITS: Final = ("barrier", "exchange", "wait", "queue", *HOLDS, "observe", "take
 """The kinds of spans in which a process waits."""
 
 SLACK_NS: Final = 1_000_000
-"""How late a release may be recorded, in ns: the next acquisition of the lock may have an earlier time."""
+"""The end of a hold may be recorded up to this many ns after the next acquisition of the lock, because a holder records
+the end after it has released the lock."""
 
 APART_MAX: Final = 64
 LONGEST: Final = 10
-"""How many of the longest waits the report has."""
+"""The number of waits in the report's table of the longest waits."""
 
 Document = dict[str, Any]
 
@@ -44,7 +45,7 @@ def make_report(trace: Trace) -> Document:
 def waited(span: Span) -> int:
     """Return how many ns the process of `span` waited.
 
-    The span of a lock begins with the wait, and then covers the hold, which does not count.
+    The span of a lock covers the wait for the lock and then the hold. The hold does not count.
     """
     if span.kind in HOLDS:
         found = span.facts.get("waited_ns", span.length)
@@ -53,9 +54,10 @@ def waited(span: Span) -> int:
 
 
 def outer_waits(trace: Trace) -> list[Span]:
-    """Return the spans in which a process waits, without spans that are a part of another wait.
+    """Return the spans in which a process waits, except spans that are a part of another such span.
 
-    For example, a lock waits for keys below its own name, and these waits are left out.
+    For example, the acquisition of a lock waits for keys whose names begin with the name of the lock. The waits for
+    these keys are left out.
     """
     found = []
     around: dict[int, list[Span]] = defaultdict(list)
@@ -76,7 +78,7 @@ def _contains(outer: Span, inner: Span) -> bool:
 
 
 def pattern_of(name: str) -> str:
-    """Return `name` with a star in place of each number, so that the barriers of all epochs are one row."""
+    """Return `name` with a star in place of each number, so that ``epoch-1`` and ``epoch-2`` share a row."""
     return re.sub(r"\d+", "*", name)
 
 
@@ -105,7 +107,7 @@ def _process(trace: Trace, number: int) -> Document:
 
 
 def _clocks(trace: Trace) -> list[Document]:
-    """Return a row for each group of comparable clocks: its hosts, and the largest error of each clock."""
+    """Return a row for each group of comparable clocks: its hosts, and the largest error bound of each clock."""
     alignment = trace.alignment
     return [
         {
@@ -133,9 +135,9 @@ class Arrivals(NamedTuple):
 
     Attributes:
         last: the span of the last process to arrive.
-        cost: the time that the others waited for the last, in ns, added up.
-        avoidable: how much lower `cost` would be if the last process had arrived together with the process before it.
-        is_certain: whether the clocks are exact enough to tell that `last` was the last.
+        cost: the sum of the times that the other processes waited for the last process, in ns.
+        avoidable: how much lower `cost` would be if the last two processes had arrived together, in ns.
+        is_certain: whether the clocks are exact enough to show that no other process arrived after `last`.
     """
 
     last: Span
@@ -145,9 +147,9 @@ class Arrivals(NamedTuple):
 
 
 def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
-    """Return the order of the arrivals, or None if fewer than two can be compared.
+    """Return the order of the arrivals; None if fewer than two arrivals are on comparable clocks.
 
-    Also return None if a process passed twice with one rank: then the name was used for two barriers.
+    Also return None if a process passed twice with one rank, because then the spans are of two barriers with one name.
     """
     if len({(span.process, span.rank) for span in crossing.spans if span.rank is not None}) < sum(
         span.rank is not None for span in crossing.spans
@@ -166,7 +168,10 @@ def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
 
 
 def _last_to_come(trace: Trace) -> list[Document]:
-    """Return a row for each process that ever arrived last: how often, and how long the others waited for it."""
+    """Return a row for each process that arrived last at a crossing.
+
+    The row says how often the process was last, and how long the other processes waited for it.
+    """
     came: dict[int, int] = defaultdict(int)
     rows: dict[int, Document] = {}
     for crossing in trace.crossings:
@@ -268,7 +273,10 @@ class Holds:
         return next(iter(ranked or found), None)
 
     def before(self, span: Span) -> Span | None:
-        """Return the hold whose end let `span` acquire the same lock; None if `span` did not wait, or it is unknown."""
+        """Return the hold whose end ended the wait of `span` for the same lock.
+
+        Return None if `span` did not wait, or if this hold is not in the trace.
+        """
         key = span.kind, span.store, span.name
         holds, served = self._by_name[key], span.begin + waited(span)
         for place in range(bisect_right(self._ends[key], served + SLACK_NS) - 1, -1, -1):
@@ -382,10 +390,11 @@ def _time_outs(trace: Trace, waits: Iterable[Span]) -> list[Document]:
 
 
 def _deaths(trace: Trace) -> list[Document]:
-    """Return a row for each death that a process of the trace recorded, with two delays of the record.
+    """Return a row for each death that a process of the trace recorded.
 
-    They count from the exit of the dead process, if ``fscoord run`` recorded it, and from the last time in the dead
-    process's own file.
+    The row has two delays of the record. ``since_exit`` counts from the exit of the dead process that ``fscoord run``
+    recorded. ``since_last_sign`` counts from the last time in the trace file of the dead process. An unknown delay is
+    None.
     """
     addresses = trace.processes_by_address()
     exits = {str(span.facts.get("address")): span for span in trace.spans if span.kind == "worker" and not span.is_open}
@@ -431,10 +440,10 @@ class Table(NamedTuple):
     """A table of the report, as shown to people.
 
     Attributes:
-        title: its title.
-        note: what its figures mean; may be empty.
-        headings: the headings of its columns.
-        rows: its rows: texts, numbers and `Seconds`.
+        title: the title of the table.
+        note: a sentence that explains the figures; may be empty.
+        headings: the heading of each column.
+        rows: the rows of the table. A cell is a text, a number or a `Seconds`.
     """
 
     title: str
