@@ -23,7 +23,8 @@ BUFFER: Final = 1 << 20
 """The approximate size in bytes of each write(2) to a new log."""
 
 COMPACT_BYTES: Final = 256 * 1024
-"""The default file size in bytes from which a log is compacted. Small writes to few keys reach it about every 6,000."""
+"""The default file size in bytes from which a log is compacted. A log with few keys grows to this size in about 6,000
+small writes."""
 
 SPILL_BYTES: Final = 128 * 1024
 """The default size in bytes from which a value stays in the file and not in memory (see `spill`)."""
@@ -36,14 +37,15 @@ class LogOptions(NamedTuple):
         lock_kind: a value of `log_lock.KINDS`. The header of an existing log must name the same kind.
         durable: make a new log durable, and refuse an existing log that is not durable.
         read_only: open for reading. Nothing is ever written.
-        mode: the permissions of a new log. An existing log that further users can write is refused.
+        mode: the permissions of a new log. An existing log that other users can write is refused.
         limit: how long to wait for the lock of an empty file, in seconds.
         coherence: how the writes of other hosts are read, one of `mount.COHERENCES`; None: the default of the mount.
         compact_bytes: the file size in bytes from which the log is compacted automatically; 0: never.
         run_id: the id of the run to join or to begin; None: the present run of the log.
-        spill_bytes: the size in bytes from which a value is spilled (stays in the file); 0: no value is.
+        spill_bytes: the size in bytes from which a value is spilled (stays in the file); 0: no value is spilled.
         trust_locks: whether to use the mount's locks although they may not exclude other hosts.
-        inodes_last: whether a file keeps its inode number for as long as it exists, so that the number identifies it.
+        inodes_last: whether the file system keeps the inode number of a file until the file is removed. Then the
+            number identifies the file.
         world_size: the number of participants of the run, if this handle is a participant; otherwise 0.
     """
 
@@ -69,7 +71,7 @@ class LogOptions(NamedTuple):
     def syncs_header(self) -> bool:
         """Whether a new log is synced before other processes use it.
 
-        Otherwise a host that vanishes from a file server could leave a log that begins with zeros.
+        Without the sync, a host that loses its connection to the file server could leave a log that begins with zeros.
         """
         return self.durable or self.coherence not in (None, LOCAL)
 
@@ -110,7 +112,7 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
         OSError: a system call failed. The caller converts it.
         InsecurePathError: the file is not a regular file, or users whom ``mode`` does not allow can write it.
         CorruptLogError: the file does not begin with a header.
-        StoreError: the log has another kind of lock than `options`, or `options` require a durable log and it is not.
+        StoreError: the log has another kind of lock than `options`, or is not durable although `options` require that.
     """
     for _ in range(ATTEMPTS):
         writer = -1 if options.read_only else _open_for_writing(path, options, writing, owned_fds)
@@ -137,7 +139,7 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
 
 
 def read_header(fd: int) -> bytes:
-    """Return the first bytes of a log. They contain the whole header, unless the file ends before."""
+    """Return the first bytes of a log. The bytes contain the whole header, unless the file is shorter."""
     data = more = system.os.read(fd, 4096)
     while more and (missing := Header.missing(data)) > 0:
         more = system.os.read(fd, missing)
@@ -146,7 +148,10 @@ def read_header(fd: int) -> bytes:
 
 
 def write_log(fd: int, header: Header, records: Iterable[Record]) -> LogPosition:
-    """Write `header` and `records` to the empty file `fd`. Records keep their writers and times. Return the end."""
+    """Write `header` and `records` to the empty file `fd`. Return the position after the last record.
+
+    Records keep their writers and times.
+    """
     first = header.encode()
     _, (size, chain) = Header.decode(first)
     parts, waiting = [first], size
@@ -179,7 +184,7 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
 
 
 def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogError:
-    """Return the error for a log `path` whose `file` has a header that can't be used. `error` is the reason."""
+    """Return the error for the log at `path`: the header of `file` can't be used, for the reason `error`."""
     if isinstance(error, ForeignFile):
         what = f"{file} is {error}. Nothing was changed; check the path. If a store was there"
     else:
@@ -188,9 +193,9 @@ def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogEr
 
 
 def no_header(path: str, data: bytes) -> StoreUnavailableError:
-    """Return the error for a read-only open of `path` if the file holds no complete header. `data` are all its bytes.
+    """Return the error for a read-only open of `path` if the header is not complete. `data` are all bytes of the file.
 
-    The next writer that opens the file writes its header.
+    The next writer that opens the file writes the header.
     """
     what = "has only a part of a header, because its creator died" if data else "is empty: no writer has opened it yet"
     message = f"{path} {what}; check the path (`set` makes it a store)"
@@ -218,10 +223,11 @@ def _check_header(path: str, options: LogOptions, reader: int, writer: int, data
 
 
 def _initialise(path: str, options: LogOptions, fd: int) -> None:
-    """Write the header of an empty file, under the lock.
+    """Write the header of an empty file, and hold a lock meanwhile.
 
-    Only the header says which kind of lock the log has. So this function takes an open-file-description lock as well,
-    if the platform has it, to exclude processes that open the file with another kind of lock.
+    An empty file has no header that states the kind of lock. So two processes may open the file with different kinds
+    of locks, which do not exclude each other. Therefore each process first takes an open-file-description lock, if the
+    platform has such locks, and then a lock of the kind in `options`.
 
     A process that dies here may leave a part of a header. The next process truncates it. No other bytes of a log are
     ever truncated.

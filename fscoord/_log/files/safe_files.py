@@ -1,9 +1,9 @@
 """Open, create and publish files safely: follow no symbolic link, use no other user's file, truncate nothing.
 
-A KeyboardInterrupt never leaks a descriptor. The chain of C calls that opens a descriptor also adds it to a set,
-``owned_fds`` (`system.open_file`), and the owner of the set closes the descriptors that are left in it. A signal
-handler may raise between two lines of Python. A descriptor that only a local variable names would then stay open, with
-its locks, until the process ends.
+A signal handler may raise an exception between two lines of Python, for example KeyboardInterrupt. A descriptor that is
+only in a local variable would then stay open, with its locks, until the process ends. To prevent this leak,
+`system.open_file` opens a descriptor and adds the descriptor to a set, ``owned_fds``. No signal handler runs between
+these two steps. The owner of the set closes the descriptors that are left in the set.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _NO_ACL: Final = frozenset(getattr(system.errno, name, -1) for name in ("ENODATA
 
 
 _ENDS_OF_DIRECTORIES: Final = frozenset(("", ".", ".."))
-"""The last component of a path that can only name a directory: path_resolution(7)."""
+"""A path whose last component is one of these names a directory and never a file: path_resolution(7)."""
 
 FilePath = str | bytes | system.os.PathLike[str] | system.os.PathLike[bytes]
-"""The path of a log, as its user gives it."""
+"""The path of a log, as the user of the library passes it."""
 
 
 NAME_BYTES_MAX: Final = 238
 
 
 def resolve(path: FilePath) -> str:
-    """Return `path` as an absolute path. Symbolic links in its directory are resolved; a link at its end is not.
+    """Return `path` as an absolute path. Resolve symbolic links, except in the last component.
 
     Raises:
         ValueError: the path is empty.
@@ -194,7 +194,10 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
 
 
 def _uid_given_to_ours(path: str) -> int:
-    """Return the uid of a new file beside `path`; -1 if none can be created. NFS may map users (root squash)."""
+    """Create a file beside `path` for a moment, and return the uid of the file; -1 if no file can be created.
+
+    On NFS, the uid may not be that of this process, because the server may map users (root squash).
+    """
     probe = temporary_name(path)
     opened, close = system.owned_for_a_while()
     try:
@@ -208,7 +211,7 @@ def _uid_given_to_ours(path: str) -> int:
 
 
 def _remove_temporary_names(path: str, found: Any) -> None:
-    """Unlink the temporary names of the file `path`, because its creator may have died before it did so."""
+    """Unlink the temporary names of the file `path`. A creator of the file leaves such a name if it dies too early."""
     directory, base = system.os.path.split(path)
     for name in system.os.listdir(directory):
         if name.startswith(base + ".") and name.endswith(TEMPORARY_SUFFIX):
@@ -222,7 +225,7 @@ def inherit_permissions(source: str, target: int) -> None:
     """Give the new file `target` (a descriptor) the permissions of the file `source` (a path), if this process may.
 
     Errors are ignored, because the small files beside a log hold only hints. A user who may rename files in the
-    directory can put another file at `source`. That gains nothing: the same user could replace the new file as well.
+    directory can put another file at `source`. But the same user could also replace the new file, so nothing is gained.
     """
     opened, close = system.owned_for_a_while()
     try:
@@ -280,7 +283,7 @@ def _acl(fd: int, name: str) -> bytes | None:
 def names_same_file(path: str, identity: tuple[int, int]) -> bool:
     """Return whether `path` names the open file with this `identity` (device, inode number).
 
-    If this process lacks the permission to find out, return True.
+    Return True as well if this process has no permission to look `path` up.
     """
     try:
         named = system.os.stat(path, follow_symlinks=False)
@@ -302,7 +305,7 @@ def unlink_quietly(path: str, epoch: int | None = None) -> None:
 
 
 def same_file(one: Any, other: Any) -> bool:
-    """Return whether two stat results are of one file. Both files should be open, so that no inode number is reused."""
+    """Return whether two stat results are of one file. Both files must be open: an inode number may be reused."""
     return bool(one.st_ino == other.st_ino and one.st_dev == other.st_dev)
 
 
@@ -310,8 +313,9 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
     """Create the file `path` with its content, unless a file exists there already.
 
     The file is written under a temporary name and then linked to `path`. So no process sees a part of the file, and no
-    file is overwritten. On a file system without hard links, an empty file is created, and the first process that opens
-    it writes its header under the lock. A process that dies here leaves at most a temporary name.
+    file is overwritten. A process that dies here leaves at most a temporary name.
+
+    On a file system without hard links, the new file is empty. A process that opens an empty file writes the header.
 
     Args:
         path: the path of the file.
@@ -369,7 +373,9 @@ def _link(temporary: str, path: str) -> None:
 
 
 def create_fifo(path: str, mode: int, like: int, owned_fds: set[int]) -> None:
-    """Create the FIFO `path`, unless a file exists there already. It never has other permissions than the final ones.
+    """Create the FIFO `path`, unless a file exists there already.
+
+    The FIFO has its final permissions before it gets the name `path`.
 
     Args:
         path: the path of the FIFO.

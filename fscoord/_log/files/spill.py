@@ -1,7 +1,7 @@
-"""Spilled values: long values that stay in the file and not in memory. Find them in records, and read them.
+"""Spilled values: long values that stay in the file and not in memory. Find long values, and read spilled values.
 
-A `Spilled` represents such a value. It holds the offset of the value in the generation in use, and a checksum, which
-each read verifies. Bytes of a log never change, so the value can be read without the log's lock.
+A `Spilled` represents a spilled value. It holds the offset of the value in the generation in use, and a checksum. Each
+read verifies the checksum. Bytes of a log never change, so a spilled value can be read without the log's lock.
 
 Only pread(2) is used, because it does not move the position of the descriptor. pyfakefs has no pread(2), so under
 pyfakefs no value is spilled.

@@ -54,12 +54,12 @@ class DeadlineReached(Exception):
 
 
 class Zeros:
-    """Searches a file for bytes that are not zero. Remembers the range of zeros that it has read, to read it once.
+    """Searches a file for bytes that are not zero. Reads no zeros twice, because it stores their range.
 
     Args:
-        is_sparse: whether to skip holes of the file (SEEK_DATA of lseek(2)). A file system that reports a hole where
-            data are would hide records, so this is true only on file systems that are known to be right: see
-            `mount.Mount.reports_holes`.
+        is_sparse: whether to skip holes of the file (SEEK_DATA of lseek(2)). Some file systems report a hole where the
+            file has data, and a search that skips the hole would miss records. So `is_sparse` is true only on file
+            systems that report holes correctly: see `mount.Mount.reports_holes`.
     """
 
     __slots__ = ("_end", "_start", "deadline", "is_sparse")
@@ -67,7 +67,7 @@ class Zeros:
     def __init__(self, *, is_sparse: bool = False) -> None:
         self.is_sparse = is_sparse
         self.deadline = float("inf")
-        """When to stop reading (monotonic, in seconds)."""
+        """When `first_data` stops reading (monotonic, in seconds)."""
         self._start = self._end = 0
 
     def forget(self) -> None:
@@ -101,7 +101,7 @@ class Zeros:
 
 
 def _next_extent(fd: int, start: int, end: int) -> int:
-    """Return the first offset from `start` on that is not in a hole; `end` if there is none."""
+    """Return the first offset from `start` on that is not in a hole; `end` if the rest of the file is a hole."""
     try:
         return int(system.os.lseek(fd, start, system.os.SEEK_DATA))
     except OSError as error:
@@ -114,8 +114,8 @@ def _next_extent(fd: int, start: int, end: int) -> int:
 def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) -> Verdict:
     """Classify the bytes at `offset`, where the last good record ends and no good record begins.
 
-    `chain` is the chain after the last good record. The position of `fd` changes, so no other code may read from it.
-    Without the log's lock, the verdict `Damage` may be wrong, because a writer may be appending at this moment.
+    `chain` is the chain after the last good record. The position of `fd` changes, so no other code may use `fd`
+    meanwhile. Without the log's lock, the verdict `Damage` may be wrong, because a writer may be appending.
 
     Raises:
         DeadlineReached: the deadline of `zeros` passed.
@@ -172,7 +172,8 @@ def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zero
 def _lost_sector(fd: int, start: int, end: int, size: int) -> bool:
     """Return whether a sector between `start` and `end` holds only zeros.
 
-    A power failure may leave the last record of a durable log in this state. The records before it had been synced.
+    A power failure may lose a sector of the last record of a durable log, but not of earlier records, which were
+    synced.
     """
     while start < min(end, size):
         boundary = _next_sector(start + 1)

@@ -64,7 +64,7 @@ class Session(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, since_ns: int = 0) -> Session:
-        """Return the session in `data`, the value of a SESSION record. Further bytes, of later versions, are ignored.
+        """Return the session in `data`, the value of a SESSION record. Bytes that later versions append are ignored.
 
         Raises:
             MalformedRecord: `data` does not describe a session.
@@ -107,7 +107,7 @@ class Failure(NamedTuple):
 
     Attributes:
         session: the participant.
-        reason: the name of the exception by which it left; empty if it died.
+        reason: the name of the exception with which the participant left the run; empty if the participant died.
         is_previous: whether the failure happened in the previous run, and ended that run.
         time_ns: the time of the record. It is not part of the value.
     """

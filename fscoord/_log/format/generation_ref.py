@@ -1,5 +1,7 @@
 """`GenerationRef`: how a seal or a forward record refers to a later generation. Also the file names of generations.
 
+A generation is one file of a log. When a log is compacted, it continues in the next generation.
+
 A seal is the last record of a generation. A forward record in generation 0 names a later generation, as a hint. This
 module does no I/O.
 """
@@ -15,7 +17,7 @@ _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
 RANDOM_BYTES = 6
 NAME_MAX = 255
-"""The longest file name in bytes that any file system of Linux, or network file system, allows."""
+"""The longest file name, in bytes, that a file system may allow on Linux."""
 
 
 class GenerationRef(NamedTuple):
@@ -24,7 +26,7 @@ class GenerationRef(NamedTuple):
     Attributes:
         generation: the number of the generation, from 1 on.
         log_id: the ``log_id`` in its header.
-        size: the offset of the end of its snapshot, in bytes; 0 in a forward record, which does not contain it.
+        size: the offset of the end of its snapshot, in bytes; 0 in a forward record, which does not contain the offset.
         chain: the chain at the end of the snapshot; 0 in a forward record.
         name: the name of its file in the directory of the log.
     """

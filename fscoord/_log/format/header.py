@@ -1,8 +1,9 @@
 """`Header`: the first bytes of every file of a log. They identify the log that the file belongs to. Pure.
 
-Users rename, copy, archive and restore logs, so the name of a file does not prove that it belongs to a log. Nor does an
-inode number alone, because file systems reuse inode numbers. The header therefore holds the lineage (the id of the
-log's first file), and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
+Users rename, copy, archive and restore logs, so the name of a file does not prove that the file belongs to a log. An
+inode number alone does not prove that either, because file systems reuse inode numbers. The header therefore holds the
+lineage (the id of the log's first file), and the inode numbers of the file and of generation 0. See docs/format.md,
+"Identity".
 
 The header also holds the number of the run that the file belongs to, and the ids of this run and of earlier runs. They
 determine whether a handle joins the present run, begins a new run, or belongs to a superseded run.
@@ -22,7 +23,7 @@ RunId = tuple[bytes, int]
 
 OPAQUE: Final = -1
 UNNAMED: Final[RunId] = (b"", OPAQUE)
-"""The run id in the header of a run without an id, if earlier runs of the log had ids."""
+"""The id that a header records for a run without an id, if an earlier run of the log had an id."""
 
 JOB_MAX: Final = 255
 KEPT: Final = 100
@@ -135,7 +136,10 @@ class Header(NamedTuple):
 
     @staticmethod
     def missing(data: bytes) -> int:
-        """Return how many bytes of the header follow `data`, the first bytes of a file. At most 0 if it is complete."""
+        """Return how many bytes of the header to read after `data`, the first bytes of a file.
+
+        The number is 0 or less if `data` contains the whole header.
+        """
         if len(data) < HEADER_SIZE:
             return HEADER_SIZE + 4 - len(data)
         size = int(_HEADER.unpack_from(data)[3])
@@ -143,7 +147,9 @@ class Header(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Header, LogPosition]:
-        """Return the header at the beginning of `data`, and the position after it. The chain there is its checksum.
+        """Return the header at the beginning of `data`, and the position after the header.
+
+        The chain at that position is the checksum of the header.
 
         Raises:
             MalformedRecord: `data` does not begin with a sound header; the text says why.

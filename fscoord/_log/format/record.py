@@ -8,9 +8,9 @@ The CRC-32 of ``data + crc32(data)`` is a constant, so a checksum directly after
 chain. One byte between them prevents that. (LevelDB masks its checksums for the same reason, see its
 doc/log_format.md.)
 
-To distinguish a torn record from a damaged record, a reader must know its length before it verifies the checksum. So
-the length has a check of its own, which depends on the chain. The last byte of a record differs from zero in at least
-two bits. So zeros after a torn record can't complete it, even if one bit is flipped.
+To distinguish a torn record from a damaged record, a reader must know the length of the record before it verifies the
+checksum. So the length has a check of its own, which depends on the chain. The last byte of a record differs from zero
+in at least two bits. So zeros after a torn record can't complete it, even if one bit is flipped.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class MalformedRecord(Exception):
 
 
 class LogPosition(NamedTuple):
-    """The end of a header or of a sound record: its ``offset`` in the file, and the ``chain`` there."""
+    """The end of a header or of a sound record: the ``offset`` in the file, and the ``chain`` at this offset."""
 
     offset: int
     chain: int
@@ -120,7 +120,8 @@ _unpack_pair, _PAIR_SIZE = _PAIR.unpack_from, _PAIR.size
 def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
     """Return a record as bytes, and the chain after it.
 
-    `chain` is the chain before the record: the one returned for the previous record, or the header's checksum.
+    `chain` is the chain before the record: the chain that `encode` returned for the previous record, or the
+    header's checksum.
     """
     size = len(key)
     length = RECORD_MIN + size + len(value)
@@ -209,14 +210,14 @@ def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], in
 def _has_no_writer(data: bytes, position: int) -> bool:
     """Return whether the writer of the record at `position` in `data` is 0. Such a record is torn.
 
-    Its prefix was partly written, and may look sound because of a flipped bit. Then the file seems to end within the
-    record, and without this check a reader would wait for the rest.
+    The prefix of a torn record may look sound because of a flipped bit. Without this check, a reader would then wait
+    for the rest of the record, which nobody writes.
     """
     return data[position + PREFIX_SIZE : position + PREFIX_SIZE + 4] == b"\0\0\0\0"
 
 
 def end_of_first(data: bytes, kind: int) -> int:
-    """Return the end of the first record of `kind` in `data`, which begins with sound records up to that end."""
+    """Return the end of the first record of `kind` in `data`. All records up to that end are sound."""
     position = 0
     while True:
         found = data[position + KIND_AT]
@@ -240,7 +241,7 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
 def chain_if_sound(data: bytes, start: int) -> int | None:
     """Return the chain before the record at `start` in `data`; None if no sound record begins there.
 
-    The chain is computed from the length of the record and the check of the length, without the records before.
+    The chain is computed from the length of the record and the check of the length. Earlier records are not needed.
     """
     if len(data) - start < RECORD_MIN:
         return None

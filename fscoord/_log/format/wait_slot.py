@@ -1,8 +1,8 @@
 """`WaitSlot`: encode and decode the slot in which a session shows what it waits for. Pure: no I/O, no clock.
 
-A slot is a hint for people. It may be stale, because a killed process does not clear its slot, or partly written. So it
-has a checksum, and contains the identity of its session. A reader ignores a slot whose checksum or session is wrong.
-``docs/format.md`` specifies the bytes.
+A slot is a hint for people. A slot may be partly written. It may also be stale, because a killed process does not clear
+its slot. So each slot has a checksum, and contains the identity of its session. A reader ignores a slot whose checksum
+or session is wrong. ``docs/format.md`` specifies the bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAME_MAX: Final = 1200
 
 
 class WaitSlot(NamedTuple):
-    """The longest wait of one session.
+    """The content of a slot: the oldest wait of one session.
 
     Attributes:
         number: the number of the session.
@@ -109,7 +109,7 @@ class WaitSlot(NamedTuple):
         )
 
     def is_of(self, number: int, session: Session) -> bool:
-        """Return whether session `number` wrote this slot. Otherwise the slot is stale: an earlier run has left it."""
+        """Return whether session `number` wrote this slot. If not, the slot is stale: it is of an earlier run."""
         mine = (self.number, self.pid, self.start_time, self.boot_id, self.since_ns)
         return mine == (number, session.pid, session.start_time, session.boot_id, session.since_ns)
 

@@ -31,7 +31,7 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
 MOVED: Final[Any] = object()
-"""The result of an attempt at a transaction that must be repeated, because the log continues in another file."""
+"""The result of an attempt at a transaction, if the log continues in another file. Then another attempt follows."""
 
 
 class Compactor:
@@ -48,7 +48,7 @@ class Compactor:
         self._refused_by: int | None = None  # the error number of the last failure, which was logged
 
     def compact_if_due(self, more: int) -> bool:
-        """Compact if that saves enough space. Return whether a compaction was tried.
+        """Compact the log if that saves enough space. Return whether a compaction was tried.
 
         `more` is how many bytes the caller is about to write. A compaction that fails, for example on a full disk, is
         logged, and the write goes on. In a copy of a log, the error is raised, because the first write to the copy
@@ -106,7 +106,7 @@ class Compactor:
     def begin_run(self, run_ids: tuple[RunId, ...], dead: int) -> None:
         """Begin the next run of the log in an empty generation, and seal the generation in use.
 
-        If a failure ended the previous run, the new generation contains a record of it.
+        If a failure ended the previous run, the new generation contains a record of the failure.
 
         Args:
             run_ids: the run ids for the header of the new generation.
@@ -150,9 +150,10 @@ class Compactor:
     def _snapshot(self, session: int) -> Iterator[Record]:
         """Yield records from which a reader rebuilds the present state.
 
-        The order is: a LEAVE record for each participant that has left, the sessions and deaths that the table keeps,
+        The order is: a LEAVE record for each participant that has left, sessions and deaths from the session table,
         the failures, a BELL record for each BELL record so far, the data, and the time of each session's last record.
-        LEAVE records come first, because a reader takes the death of a participant that has not left for a failure.
+        LEAVE records come first: a reader counts the death of a participant as a failure, unless a LEAVE record of the
+        participant precedes the death.
 
         SESSION, LEAVE and LAST_TIME records have the session that they describe as their writer. All other records have
         `session` as their writer.
@@ -180,9 +181,9 @@ class Compactor:
     def _record_deaths(self, session: int) -> None:
         """Probe all sessions, and record the deaths that are found. The snapshot leaves dead sessions out.
 
-        The death records are written to the old generation, so that the handle of such a session reads its death there.
-        Only liveness bytes are probed, not processes: a probe of a process opens descriptors, which an interruption
-        would leak.
+        The death records are written to the old generation. A process that has only lost its lock is still alive, and
+        finds the death record of its session there. Only liveness bytes are probed, not processes: a probe of a process
+        opens descriptors, which an interruption would leak.
         """
         alive, table = self._liveness.file, self._handle.table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)

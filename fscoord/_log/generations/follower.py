@@ -2,7 +2,8 @@
 
 A seal is the last record of a generation, and names the next. A handle that has read a seal continues in the next
 generation, after its snapshot, so it reads nothing twice. If the next generation was removed, the log has been
-compacted again. The handle then finds the newest generation in generation 0, and reads it from its first record.
+compacted again. The handle then finds the name of the newest generation in generation 0, and reads the newest
+generation from its first record.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class GenerationFollower:
         self.restart()
 
     def restart(self) -> None:
-        """Drop all state, find the newest generation in generation 0, and read it from its first record."""
+        """Drop all state, and begin at the first record of the newest generation. Look it up in generation 0."""
         handle = self._handle
         handle.recovery |= GENERATION
         last: GenerationRef | None = None
@@ -149,8 +150,8 @@ class GenerationFollower:
     def _newest(self, fd: int) -> GenerationRef | None:
         """Return the newest generation that a record in generation 0 names; None if there is none.
 
-        `fd` is a descriptor of generation 0. It is read from `forwarded` on, or from the beginning if no record after
-        `forwarded` names a generation.
+        `fd` is a descriptor of generation 0. The search begins at `forwarded`. If no record after `forwarded` names a
+        generation, the search is repeated from the first record.
         """
         for start in (self.forwarded, self._handle.root.start):
             if start is not None:
@@ -165,7 +166,7 @@ class GenerationFollower:
         return self._handle.gone(
             f"has lost generation {successor.generation}: there is no {system.os.fsdecode(successor.name)} in"
             f" {system.os.path.dirname(path)}. If the log was moved, move that file there too; if it is lost, `fscoord"
-            f" repair --salvage {path} --output NEW` copies what was written before it"
+            f" repair --salvage {shell_word(path)} --output NEW` copies what was written before it"
         )
 
     def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
@@ -222,8 +223,8 @@ class GenerationFollower:
     def _switch(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
         """Make `file` the generation in use. The caller then seeks.
 
-        The handle gets the new descriptors before the old ones are closed. Otherwise an interruption could leave it
-        with the number of a closed descriptor, which another file may get.
+        The handle gets the new descriptors before the old ones are closed. Otherwise an interruption could leave the
+        handle with the number of a closed descriptor, and the kernel may give this number to another file.
         """
         handle = self._handle
         found = system.os.fstat(reader)
@@ -269,7 +270,9 @@ class GenerationFollower:
         ours = handle.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
             raise StoreError(
-                f"{file}: its kind of lock or its durability differs from that of {handle.path}", path=file
+                f"{file}: its kind of lock or its durability differs from that of {handle.path}; `fscoord verify"
+                f" {shell_word(handle.path)}` reports what is safe to do",
+                path=file,
             )
         stands = provenance_of(header, handle.root.inode, handle.options.inode(fd))
         original = None

@@ -34,7 +34,7 @@ _HINT_BYTES = 512
 _TRIES = 200
 _PAUSE_S = 0.0005
 ORPHAN_MAX: Final = 1 << 20
-"""The largest file of zeros, in bytes, that may be removed. A power failure leaves such a file if it was not synced."""
+"""The largest file of zeros, in bytes, that may be removed. After a power failure, an unsynced file may hold zeros."""
 
 
 def hint(fd: int) -> GenerationRef | None:
@@ -194,7 +194,7 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
 
 
 def later_files(path: str) -> list[tuple[int, str]]:
-    """Return (number, path) of each file beside the log at `path` that is named like one of its later generations."""
+    """Return (number, path) of each file beside the log at `path` that is named like a later generation."""
     directory, base = system.os.path.split(path)
     encode, found = system.os.fsencode, []
     for name in sorted(system.os.listdir(directory)):
@@ -205,7 +205,9 @@ def later_files(path: str) -> list[tuple[int, str]]:
 
 
 def remove_superseded(handle: HandleState, owner: LogIdentity, newest: GenerationRef, before: bytes | None) -> None:
-    """Remove the superseded generation, whose file name is `before`, and the orphans of the log.
+    """Remove the file `before` of the superseded generation, and the orphans of the log.
+
+    If `before` is None, the superseded generation is generation 0, which is never removed.
 
     An orphan is a generation whose creator died before it wrote the seal that names it. The caller holds the locks of
     `newest` and of the generation before it, so any other file of the log that is unlocked is an orphan.
@@ -259,8 +261,8 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
     """Remove the files of a finished log, as far as possible. The log has ended even if some files remain.
 
     The caller holds the log lock. The function first calls ``clear(path)``, which removes the files beside the log, and
-    then removes the log's path. From then on, another process may create a log there. So it then removes only files
-    that it found before, and that belong to `owner`.
+    then removes the log's path. From then on, another process may create a log at this path. So the function then
+    removes only files that belong to `owner` and that existed before.
     """
     epoch, path = system.process_epoch(), handle.path
     with ignoring(OSError, MalformedRecord, InsecurePathError):

@@ -1,7 +1,7 @@
 """`repair` and `copy`: write the sound records of a log to a new log, and report each record that is left out.
 
 The old log is only read. By default, all records after the first damage are left out as well. So the copy holds a state
-that the store really had at some time.
+that the store had at some time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def write_copy(path: str, header: Header, mode: int, records: Iterable[Record]) 
 
     Args:
         path: the path of the new log.
-        header: the header of the new log. Its lineage is replaced by a new one.
+        header: the header of the new log. The function replaces its lineage by a new lineage.
         mode: the permissions of the file.
         records: the records of the log. They keep their writers and times.
 
     Raises:
-        ValueError: a file exists at the path by now. It is not overwritten.
+        ValueError: a file was created at `path` meanwhile. It is not overwritten.
     """
     temporary, epoch = safe_files.temporary_name(path), system.process_epoch()
     opened, close = system.owned_for_a_while()
@@ -63,7 +63,7 @@ def write_copy(path: str, header: Header, mode: int, records: Iterable[Record]) 
 _OF_THIS_FILE: Final = frozenset(
     (record.BELL, record.SEAL, record.FORWARD, record.LAST_TIME, record.LEAVE, record.FAILURE)
 )
-"""The kinds of records that describe one log's files and participants. A copy must not contain them."""
+"""The kinds of records that describe the files and the participants of a log. A copy must not contain such records."""
 
 NEVER_FINISHED: Final = "it was never finished, and no success was reported for it"
 
@@ -139,8 +139,8 @@ def repair(
     """Copy the sound records of the log at `path` to a new log at `output`. The old log is only read.
 
     Only the newest generation is copied, because it holds all of the store's data. Records keep their writers and
-    times. End all processes that use the store before the call, because its writers block until the copy is done. The
-    copy is a store like any other.
+    times. Before the call, end all processes that use the store: writers block until the copy is done. The copy is a
+    store like any other.
 
     Args:
         path: the path of a file store.
@@ -313,7 +313,12 @@ def _open(request: _Request, file: str, named: GenerationRef | None, stack: Exit
         header, found = None, scan.find_next(fd, LogPosition(0, 0))
         if found is None:
             reason = f"{error}, and no record can be found in it"
-            raise CorruptLogError(f"{file}: {reason}", path=path, offset=0, reason=reason) from None
+            raise CorruptLogError(
+                f"{file}: {reason}. Nothing was written; restore the file from a backup",
+                path=path,
+                offset=0,
+                reason=reason,
+            ) from None
         place = found
     if header and named and (header.log_id, header.generation) != (named.log_id, named.generation):
         if not salvage:

@@ -21,8 +21,8 @@ from fscoord.errors import StoreTimeoutError
 _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28
-"""How many bytes the search for one record may checksum: `_WORK_FACTOR` times the size of the file, and at least
-`_WORK_MIN`. Without a bound, the search could take days in a file in which every offset claims a long record."""
+"""How many bytes the search for one record may checksum in a small file. In a large file, the limit is `_WORK_FACTOR`
+times the size of the file. Without a limit, the search takes days if a long record seems to begin at each offset."""
 
 
 def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
@@ -83,15 +83,16 @@ CHUNK: Final = 1 << 20
 RETRY_S: Final = 0.0005
 SOFT_LOCK_CHECKS: Final = 20
 SOFT_LOCK_CHECK_S: Final = 0.05
-"""How often, and how long each time in seconds, a scan waits until a soft lock is free. A soft lock has no shared mode,
-so the scan does not take it. A writer that is not stopped appends its record in less than a second."""
+"""The pause between two checks whether a soft lock is free, in seconds. A soft lock has no shared mode, so a scan can't
+take it. The scan checks the lock up to `SOFT_LOCK_CHECKS` times and then reads. In this second, a writer that is not
+stopped has appended its record."""
 
 ProgressCallback = Callable[[str, int, int], object]
 """A function that is called with the path of a file, how many of its bytes were read, and its size in bytes."""
 
 
 class Sound(NamedTuple):
-    """Consecutive sound records. ``data`` holds their bytes. ``offset`` and ``chain`` are the position before them."""
+    """Consecutive sound records. ``data`` holds their bytes. The first record begins at ``offset``, after ``chain``."""
 
     offset: int
     chain: int
@@ -146,12 +147,12 @@ class WriterLockout:
         self.is_held = False
 
     def acquire(self) -> None:
-        """Wait for the lock. From then on no process can append. If the lock is held already, return at once.
+        """Wait for the lock. Until `release`, no process can append. If the lock is already held, return at once.
 
         Raises:
             StoreTimeoutError: another process has kept the lock.
-            UnsupportedFilesystemError: the file system has no such locks.
-            StoreUnavailableError: the lock call failed in another way.
+            UnsupportedFilesystemError: the file system has no locks of this kind.
+            StoreUnavailableError: the lock call failed for another reason.
         """
         if self._lock.kind == SOFT:
             self._wait_for_marker()
@@ -171,7 +172,7 @@ class WriterLockout:
                 system.time.sleep(RETRY_S)
 
     def release(self) -> None:
-        """Release the lock, so that writers can append again. Do nothing if it is not held."""
+        """Release the lock, so that writers can append again. Do nothing if `acquire` has not taken the lock."""
         if self.is_held:
             self.is_held = False
             self._lock.unlock()
@@ -189,14 +190,15 @@ class WriterLockout:
             name = f"session {name}"
         return StoreTimeoutError(
             f"{self._path}: the log's lock was not released within {waited:.3g} s: {name} holds it (is it stopped, or"
-            " blocked in the kernel?), and without the lock an unfinished record can't be told from damage",
+            " blocked in the kernel?). Without the lock, an unfinished record can't be told from damage: try again, or"
+            " end that process",
             holder=name,
             waited=waited,
         )
 
 
 class Scan:
-    """Reads the file `fd` from `place` on. No other code may move the descriptor meanwhile.
+    """Reads the file `fd` from `place` on. No other code may change the position of `fd` meanwhile.
 
     Args:
         fd: the descriptor of the file.
@@ -249,7 +251,7 @@ class Scan:
 
     @property
     def _is_final(self) -> bool:
-        """Whether bytes that look damaged can be reported. If not, they must be read again with writers locked out."""
+        """Whether bytes that look damaged are reported. Otherwise the scan first locks writers out and reads again."""
         return self._lockout is None or self._lockout.is_held
 
     def size(self) -> int:
@@ -263,7 +265,7 @@ class Scan:
         return self.size() >= self.place.offset + size
 
     def _classify(self) -> Segment | None:
-        """Return the segment of the unreadable bytes at ``place``; None if the lock is needed and not held."""
+        """Return the segment of the unreadable bytes at ``place``; None if the scan must first lock writers out."""
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):

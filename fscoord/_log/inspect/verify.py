@@ -29,7 +29,7 @@ EMPTY: Final = "empty"
 DAMAGED: Final = "damaged"
 
 FINDINGS_MAX: Final = 1000
-"""How many findings a report lists. It gives only the number of further findings."""
+"""How many findings a report lists. Further findings are only counted."""
 
 _TORN_ADVICE = "nothing: no success was reported for it, and the next writer skips it"
 _DAMAGE_ADVICE = (
@@ -88,7 +88,7 @@ class Report(NamedTuple):
         path: the path of the log.
         verdict: ``"sound"``; ``"torn"`` (sound, but the last record was never finished); ``"empty"`` (no writer has
             opened it yet); or ``"damaged"``.
-        generations: the files of the log, in order. Superseded files may still exist, but are not listed.
+        generations: the files of the log, in order. Superseded files are not listed, although they may still exist.
         findings: the damage and other facts that were found, in the order of the files.
         more: how many further findings are not listed, because there are too many.
     """
@@ -138,7 +138,10 @@ def verify(path: FilePath, *, timeout: Timeout = 10.0, on_progress: ProgressCall
 
 
 class GenerationMissing(Exception):
-    """Raised if the file of generation `named` is missing. The caller begins again, as it may have been superseded."""
+    """Raised if the file of generation `named` is missing.
+
+    A compaction may have removed the file meanwhile, so the caller begins again.
+    """
 
     def __init__(self, named: GenerationRef) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class GenerationMissing(Exception):
 
 
 class _Verification:
-    """One attempt to read all files of a log. `missing` is the generation that the attempt before did not find."""
+    """One attempt to read all files of a log. `missing` is the generation that the previous attempt did not find."""
 
     def __init__(self, path: str, limit: float, on_progress: ProgressCallback, missing: GenerationRef | None) -> None:
         self.on_progress = on_progress
@@ -209,7 +212,7 @@ class _Verification:
         """Report that the file of generation `named` is missing.
 
         Raises:
-            GenerationMissing: this is the first attempt that misses the file. It may have been superseded meanwhile.
+            GenerationMissing: no earlier attempt has missed this file. A compaction may have removed the file.
         """
         if named != self._missing:
             raise GenerationMissing(named)
@@ -286,7 +289,7 @@ class _Verification:
 
 
 class _FileReader:
-    """Reads one file of the log after its `header`, and reports findings to `whole`."""
+    """Reads one file of the log after its `header`, and reports findings to `whole`, the verification of the log."""
 
     def __init__(self, whole: _Verification, file: str, named: GenerationRef | None, header: Header) -> None:
         self._whole, self._file, self._named, self._header = whole, file, named, header
@@ -323,7 +326,10 @@ class _FileReader:
         return self._successor
 
     def _compare_hint(self, scan: Scan) -> None:
-        """Check the forward record at the end of generation 0. Openers follow it without reading earlier records."""
+        """Report a forward record at the end of generation 0 after a torn record.
+
+        A process that opens the log follows this forward record, and does not read the records before it.
+        """
         if self._named is not None or self._ends != TORN:  # a torn end was read with writers locked out
             return
         hinted = forwarding.hint(scan.fd)

@@ -79,10 +79,11 @@ def open_liveness_file(
 
 
 def _is_unfinished(fd: int, data: bytes) -> bool:
-    """Return whether the liveness file `fd`, whose first bytes are `data`, has no complete header.
+    """Return whether the caller must write the header of the liveness file `fd`. `data` are its first bytes.
 
-    It was just created, or its creator has died, or a power failure has left zeros, because the file is never synced.
-    A file of zeros with a locked byte is not unfinished: a session locks a byte only after the header was written.
+    The header is missing or incomplete if the caller has just created the file, or if the creator of the file died. The
+    header may also be zeros after a power failure, because the file is never synced. If the header is zeros but a byte
+    is locked, return False: a session locks a byte only after the header was written, so the file is not new.
     """
     if len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):
         return True
@@ -90,7 +91,7 @@ def _is_unfinished(fd: int, data: bytes) -> bool:
 
 
 def _is_locked(fd: int, start: int, length: int) -> bool:
-    """Return whether another open file locks any of the `length` bytes from `start` on (0: all bytes from there)."""
+    """Return whether another open file locks any of the `length` bytes from `start` on (0: all later bytes)."""
     asked = system.FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, start, length, 0)
     answer = bytes(system.fcntl.fcntl(fd, system.fcntl.F_OFD_GETLK, asked))
     return bool(system.FLOCK_STRUCT.unpack(answer[: system.FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
@@ -174,7 +175,7 @@ class LivenessFile:
         return found or "an unknown process"
 
     def is_lost(self) -> bool:
-        """Return whether the file is not at its path any more. New handles then do not find the locked byte."""
+        """Return whether the file is not at its path any more. A new handle then can't find the locked byte."""
         with ignoring(OSError):
             found = system.os.fstat(self._fd)
             return found.st_nlink == 0 or not safe_files.names_same_file(self.path, (found.st_dev, found.st_ino))
@@ -219,9 +220,9 @@ class ProcessIdentity(NamedTuple):
         )
 
     def is_provably_dead(self, session: Session) -> bool:
-        """Return whether the process of `session` is certainly dead, even if a child keeps its byte locked.
+        """Return whether the process of `session` is certainly dead. A child may still keep the session's byte locked.
 
-        A pid alone proves nothing: it is reused, and in another container it belongs to another process.
+        A pid alone is not a proof: the kernel reuses pids, and a pid of another container is that of another process.
         """
         if not self.shares_processes_with(session):
             return False

@@ -115,11 +115,13 @@ class Liveness:
             self.file.release()
 
     def check_byte(self, now: float) -> None:
-        """Check that the liveness file has its name, and lock the handle's byte again, at most every `CHECK_S` seconds.
+        """Check that the liveness file is at its path, and lock the handle's byte again.
+
+        The method does nothing if the last check was less than `CHECK_S` seconds ago.
 
         A lost connection to a server drops locks. If the file is gone, or another handle has locked the byte, the
-        handle registers as another session with its next write. On a mount that hosts share, each check costs a
-        request, so one call makes only one of the two checks, in turn.
+        handle registers as another session with its next write. On a mount that hosts share, each of the two steps
+        costs a request, so alternate calls make alternate steps.
         """
         alive = self.file
         if alive is None or now - self.checked_at <= CHECK_S:
@@ -190,11 +192,12 @@ class Registration:
     def append(self, *, is_guest: bool = False) -> int:
         """Register this handle and return its session number. The caller holds the log's lock.
 
-        From then on, the byte range of the log lock shows the number. The lock is bound after the record was appended,
-        because only then can a reader find the session with this number.
+        The method appends the session record, and then binds the log lock to the session number. A process that waits
+        for a bound lock finds the number of the holder in the byte range of the lock. The log must then contain the
+        record of this session, so the record is appended first.
 
         Args:
-            is_guest: register without a rank, and not as a participant. Used by a handle that only ends the run.
+            is_guest: register without a rank, and not as a participant. A handle that begins the next run passes True.
         """
         handle, liveness, run = self._handle, self.liveness, self._handle.header.run
         session = self.describe()
