@@ -308,7 +308,7 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
     """
     if launcher == "pytest-xdist" and "PYTEST_XDIST_TESTRUNUID" in values:
         yield values["PYTEST_XDIST_TESTRUNUID"], "PYTEST_XDIST_TESTRUNUID"
-    # `fscoord run` sets both names in its workers. Then the id counts as that of torchrun, after those of the schedulers.
+    # `fscoord run` sets both names in its workers: then the id counts as that of torchrun, after those of schedulers.
     if values.get("FSCOORD_RUN_ID", "none") not in ("none", values.get("TORCHELASTIC_RUN_ID")):
         yield values["FSCOORD_RUN_ID"], "FSCOORD_RUN_ID"
     if "FLUX_JOB_ID" in values:
