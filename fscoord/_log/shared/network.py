@@ -48,13 +48,13 @@ time-outs of FUSE and GlusterFS are one second by default."""
 
 BLOCKED_S: Final = 5.0
 """A read that took longer than this, in seconds, is repeated under the lock. The server may have evicted a host while
-the read was blocked. The client may then have answered the read from a file size that it had cached before."""
+the read was blocked. The client may then have answered the read from the file size before the eviction."""
 
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1
-"""How many times to try to open a log that the server reports as stale (ESTALE), and the longest pause between two
-attempts, in seconds. All attempts together take five seconds."""
+"""`OPEN_TRIES`: how many times to try to open a log that the server reports as stale (ESTALE). `OPEN_PAUSE_S`: the
+longest pause between two attempts, in seconds. All attempts together take five seconds."""
 PIECE: Final = 1 << 18
 """The size of one WRITE request in bytes if the mount options don't state it."""
 

@@ -18,8 +18,9 @@ from fscoord._runtime.interrupts import raise_if_foreign
 
 NEWS_POLL_S = 0.04
 NEWS_POLLS = 25
-"""The longest pause between two quick polls, in seconds, and how many quick polls the poller makes after the log has
-changed. The beginning of a wait counts as a change, because its process has usually just written."""
+"""`NEWS_POLL_S`: the longest pause between two quick polls, in seconds. `NEWS_POLLS`: how many quick polls the poller
+makes after the log has changed. The beginning of a wait counts as a change, because the process that waits has usually
+just written."""
 OWN_POLL_S = 10.0
 """How often a waiter polls by itself although another process is the poller, in seconds."""
 

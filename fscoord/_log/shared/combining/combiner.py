@@ -431,7 +431,7 @@ class Combiner:
             raise
 
     def _is_complete(self, write: Write) -> bool:
-        """Return whether this handle has read all records of `write` in the log. If so, set the result of `write`."""
+        """Return whether this handle has found all records of `write` in the log. If so, set the result of `write`."""
         watch = write.watch
         if watch is None or not watch.is_found or system.process_epoch() != write.epoch:  # as in `Batch._decide_own`
             return False

@@ -121,7 +121,7 @@ class Slot:
 
 
 def _close(path: str, epoch: int, sockets: list[Any]) -> None:
-    """Close the sockets of a slot, and remove its address, unless this is a forked child."""
+    """Close the sockets of a slot. Remove the address of the slot as well, unless this is a forked child."""
     safe_files.unlink_quietly(path, epoch)
     for each in sockets:
         each.close()
