@@ -1,7 +1,7 @@
 """Combined writes: the processes of one host hand their writes to a leader, which appends all of them in one write.
 
 On a mount that hosts share, each hold of the log's lock costs several round trips to the file server. So usually only
-one process of the host, the leader, takes the lock. The other processes of the host that want to write meanwhile publish
+one process of the host, the leader, takes the lock. The processes of the host that want to write meanwhile publish
 requests. The leader takes the lock once, reads to the end, claims the requests, decides them, and appends all records
 in one write(2). Each record names the session that requested the record. Any writer may become the leader, and leads
 for one hold of the lock. There is no daemon.

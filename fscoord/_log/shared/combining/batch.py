@@ -288,7 +288,7 @@ class Batch:
         try:
             found, result = draft.add(decider.decode(request.operation), is_own=False)
         except (decider.must_write_alone, *decider.refusals):
-            return []  # the author meets the same error, in its own words
+            return []  # the author then writes alone, and meets the same error
         claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
         claim.keys = [key for _, key, _ in found]
         session, time = request.author.session, request.time
