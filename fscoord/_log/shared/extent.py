@@ -7,7 +7,7 @@ records in these bytes.
 
 The extent in the bell may be old, torn or lost:
 
-- A checksum shows whether the extent is complete, because two processes may write it at once.
+- Two processes may write the extent at once. A checksum shows whether the extent is complete.
 - Its bytes are bytes of the log's file, and belong to complete records. So a waiter that applies them has the state
   that a read from the server would have given at some moment since its last read.
 - An extent may prove that a key exists, but never that it does not exist. A waiter that does not find its key in the
@@ -54,7 +54,7 @@ class Extent(NamedTuple):
 
 
 def joined(last: Extent | None, new: Extent) -> Extent:
-    """Return the last `EXTENT_MAX` bytes of `last` and `new` together; of `new` alone if it does not follow `last`."""
+    """Return the last `EXTENT_MAX` bytes of `last` and `new` together. Ignore `last` if `new` does not follow it."""
     file, start, data = new
     if last is not None and last.file == file and last.end == start:
         start, data = last.start, last.data + data
@@ -66,12 +66,12 @@ EXTENT_OFFSET: Final = CELLS_END + 3 * SIZE
 """The offset of the extent in the bell file. It follows the two tables of `node_poller.NodeProbes`."""
 
 _HEAD = Struct("<IIQQQQ")
-"""Checksum of all that follows, size of the data, device, inode number and generation of the file, offset of the data
-in it."""
+"""The header of an extent in the bell: the checksum of all bytes after the checksum, the size of the data, the device,
+the inode number and the generation of the file, and the offset of the data in the file."""
 
 
 def publish(bell: Doorbell, extent: Extent) -> None:
-    """Write `extent` into the bell, unless the extent there ends at a later offset of the same file.
+    """Write `extent` into the bell, unless the bell has an extent of the same file that ends at `extent.end` or later.
 
     Errors are ignored: a ring works without an extent.
     """
@@ -86,7 +86,7 @@ def publish(bell: Doorbell, extent: Extent) -> None:
 
 
 def read(bell: Doorbell) -> Extent | None:
-    """Return the extent in the bell; None if there is none, or it is incomplete."""
+    """Return the extent in the bell; None if the bell has no complete extent, or can't be read."""
     try:
         found = system.os.pread(bell.fd, _HEAD.size + EXTENT_MAX, EXTENT_OFFSET)
     except OSError as error:  # `fall_back_to_polling` closes a bell that fails

@@ -33,7 +33,7 @@ class KernelCall:
         _open.add(self)
 
     def begin(self) -> None:
-        """Record that a call begins which may hang."""
+        """Record the beginning of a call that may hang."""
         self._warn_after = FIRST_S
         self._since = system.time.monotonic()
         _watchdog.ensure_running()

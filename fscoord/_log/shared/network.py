@@ -4,15 +4,15 @@ On NFS, a read through the cache is not coherent: while a process on this host h
 may return zeros instead of data, with the right length. Neither open(2) nor fstat(2) nor the mount options ``noac`` and
 ``actimeo=0`` prevent that (measured with a kernel NFS server and two clients). A direct read (O_DIRECT) is one request
 to the server, and returns new data. A read under a lock also returns new data, because taking the lock empties the
-cache. It costs four requests.
+cache. A read under a lock costs four requests.
 
 Every append is sent to the server before the lock is released. Only fsync(2) reports an append that did not arrive:
 ENOSPC and EDQUOT may come late (write(2)), and EIO is the error after a lock was lost (fcntl(2), "Lost locks").
 
-A soft lock is a symbolic link, which the kernel does not treat as a lock. So it does not make the NFS client's cache
-valid. An append through the cache may begin in a page that was cached long ago, and the client sends the whole page to
-the server. So it can overwrite records of other hosts with zeros. Therefore no byte of a log with a soft lock goes
-through the cache (`SymlinkLockAccess`). NFS refuses O_DIRECT together with O_APPEND (fs/nfs/file.c,
+A soft lock is a symbolic link, which the kernel does not treat as a lock. So taking a soft lock does not empty the NFS
+client's cache. An append through the cache may begin in a page that was cached long ago, and the client sends the whole
+page to the server. Such an append can overwrite records of other hosts with zeros. So no byte of a log with a soft lock
+goes through the cache (`SymlinkLockAccess`). NFS refuses O_DIRECT together with O_APPEND (fs/nfs/file.c,
 ``nfs_check_flags``). The writer therefore asks the server for the end of the file, and writes there. The end does not
 move meanwhile, because this process holds the soft lock.
 """
@@ -43,18 +43,18 @@ PATH_CHECK_S: Final = 1.0
 """How often the path is compared with the file, in seconds. Each comparison is a request to the server."""
 
 SETTLE_S: Final = 1.2
-"""How long a cache that a lock does not empty may be stale, in seconds. The time-outs of FUSE and GlusterFS are one
-second by default."""
+"""How long a cache may be stale, in seconds, on a file system where taking a lock does not empty the cache. The
+time-outs of FUSE and GlusterFS are one second by default."""
 
 BLOCKED_S: Final = 5.0
-"""A read that took longer is repeated under the lock, in seconds. The server may have evicted a host meanwhile, and a
-client whose call was blocked until then may have answered it from the size before."""
+"""A read that took longer than this, in seconds, is repeated under the lock. The server may have evicted a host while
+the read was blocked. The client may then have answered the read from the file size before the eviction."""
 
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1
-"""How many times to try to open a log that the server reports as stale (ESTALE), and the longest pause between two
-attempts, in seconds. All attempts together take five seconds."""
+"""`OPEN_TRIES`: how many times to try to open a log that the server reports as stale (ESTALE). `OPEN_PAUSE_S`: the
+longest pause between two attempts, in seconds. All attempts together take five seconds."""
 PIECE: Final = 1 << 18
 """The size of one WRITE request in bytes if the mount options don't state it."""
 
@@ -67,7 +67,8 @@ class NetworkAccess:
     """The `Access` to a log to which other hosts also write.
 
     Attributes:
-        coherence: ``"direct"`` or ``"locked"``. If the mount refuses direct reads, ``"direct"`` becomes ``"locked"``.
+        coherence: how the log is read: ``"direct"`` (by O_DIRECT) or ``"locked"`` (under a lock). If the mount refuses
+            direct reads, ``"direct"`` becomes ``"locked"``.
         piece: how many bytes one request to the server can write.
         recent: the last bytes that this handle has read or written, to share with other processes on this host; None
             if there are none.
@@ -167,16 +168,16 @@ class NetworkAccess:
         return bool(data) and self._advance(data, locked=locked)
 
     def _differs_in_size(self) -> bool:
-        """Return whether the file does not end where the last read has found its end."""
+        """Return whether the size of the file differs from the offset at which the last read ended."""
         handle = self._handle
         end = handle.offset + len(handle.pending)
         return not handle.is_torn and system.os.fstat(handle.reader_fd).st_size != end
 
     def _is_behind(self) -> bool:
-        """Return whether the handle is before a position that it has reached earlier. Remember its position if not.
+        """Return whether the handle is before a position that it has reached earlier. If not, remember this position.
 
-        A recovery reads the log again from the beginning. If the client answers from an old size meanwhile, this read
-        ends too early, and records would be missing that were acknowledged, or were returned by an earlier read.
+        A recovery reads the log again from the beginning. This read ends too early if the client answers it from an old
+        file size. The handle would then lack records that were acknowledged, or that an earlier read has returned.
         """
         position = self._handle.header.generation, self._handle.offset
         if position < self._seen:
@@ -196,9 +197,9 @@ class NetworkAccess:
         return is_sealed
 
     def read_extent(self, extent: Extent) -> bool | None:
-        """Apply the records in `extent`, which another process on this host has read, without a request to the server.
+        """Apply the records in `extent`, without a read from the server. Another process on this host has read them.
 
-        The path is not checked. A caller that still waits after this calls `read`, which checks the path.
+        This method does not check the path. A caller that must wait further calls `read`, which checks the path.
 
         Returns:
             Whether a seal was read; None if `extent` has no bytes after the handle's position.
@@ -220,8 +221,8 @@ class NetworkAccess:
         """Read under a shared lock on `REVALIDATE_BYTE`.
 
         When an NFS client acquires a lock, it drops the cached pages of the file, so the next read gets its data from
-        the server. The lock does not exclude writers, which lock other bytes. It is released after the read, because
-        only a new lock drops the cache again.
+        the server. The lock does not exclude writers, because writers lock other bytes. This method releases the lock
+        after the read, because only a new lock drops the cache again.
         """
         fcntl, fd = system.fcntl, self._handle.lock.fd
         try:
@@ -250,7 +251,7 @@ class NetworkAccess:
             system.drop_cached_pages(handle.reader_fd)
 
     def _check_path(self, now: float) -> None:
-        """Check that the path still leads to the file. Open it for that: only open(2) always asks the server."""
+        """Open the path to check that it still leads to the file. Only open(2) always asks the server."""
         self._bypass_cache()
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
@@ -266,7 +267,10 @@ class NetworkAccess:
     # -- before the lock, and with it ------------------------------------------------------------------------------
 
     def before_lock(self) -> None:
-        """Check the liveness byte if that is due. Before the lock is taken, the requests delay no other writer."""
+        """Check the liveness byte if that is due.
+
+        The check sends requests to the server. Under the log's lock, these requests would delay other writers.
+        """
         self._liveness.check_byte(system.time.monotonic())
 
     def catch_up(self) -> bool:
@@ -278,7 +282,7 @@ class NetworkAccess:
         `SETTLE_S` seconds, or `PAUSE_S` if reads are direct. After that time, the cache can't be the reason. A read
         that was blocked for `BLOCKED_S` seconds is repeated once.
 
-        If a comparison of the path is due, it is made here and not before the lock, because here it costs no further
+        If a comparison of the path is due, this method makes it under the lock. The comparison then costs no further
         request: the reply to open(2) contains the size and the link count, which are needed anyway.
         """
         handle = self._handle
@@ -342,8 +346,9 @@ class NetworkAccess:
             return True
         if final:
             raise StoreUnavailableError(
-                f"{handle.path}: the file system reports {found.st_size} bytes, and a read returns {handle.offset};"
-                " its caches are not valid even with the lock, so use a directory on another mount",
+                f"{handle.path}: the file system reports a size of {found.st_size} bytes, but a read ends at byte"
+                f" {handle.offset}; the caches of this mount are not valid, even under the log's lock, so use a"
+                " directory on another mount",
                 path=handle.path,
             )
         return False
@@ -420,7 +425,11 @@ class NetworkAccess:
         return True
 
     def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
-        """Reopen a file that the server has forgotten, up to `TRIES` times."""
+        """Return whether to repeat a transaction that failed with `error`, on a new descriptor.
+
+        Raises:
+            StoreUnavailableError: the server has forgotten the file `TRIES` times in a row, or after a write.
+        """
         handle = self._handle
         if handle.recovery and self._refuses_direct(error):
             handle.recovery |= SERVER_STATE
@@ -439,7 +448,10 @@ class NetworkAccess:
         return True
 
     def retries_recovery(self, error: StoreUnavailableError) -> bool:
-        """Begin again after ESTALE, because another host may have removed the file during the recovery."""
+        """Return whether to repeat a recovery that failed with `error`.
+
+        It is repeated after ESTALE, because another host may have removed the file during the recovery.
+        """
         if error.errno != system.errno.ESTALE or not isinstance(error.__cause__, OSError):
             return False
         self._handle.recovery |= SERVER_STATE

@@ -1,4 +1,4 @@
-"""`PollerElection`: elect one process of a node (a host) that polls the file server for all waiters of a log there.
+"""`PollerElection`: elects one process of a node (a host), which polls the file server for all waiters on the node.
 
 `NodeProbes`: the elected process also probes the sessions that these waiters need.
 
@@ -8,11 +8,15 @@ waiting processes of a host would send the same request a hundred times. Instead
 
 The poller is the process that holds the lock on one byte of the bell. A process that waits longer than `QUEUE_AFTER_S`
 queues: one of its threads blocks for the lock. When the poller leaves or dies, the kernel grants the lock to a queued
-process at once. Most waits are shorter, and a thread for each of them would be expensive. So a shorter wait reads the
-term byte of the bell, which a poller changes when it leaves. If the poller dies, the byte does not change. Then no
-process polls for this wait until the wait is long enough to queue.
+process at once.
 
-A new poller rings all buckets, because its predecessor may have died between a poll and the ring.
+Most waits are shorter than `QUEUE_AFTER_S`, and a thread for each of them would be expensive. During its first
+`QUEUE_AFTER_S` seconds, a waiter does not queue. Instead it reads the *term byte* of the bell before it sleeps, and
+tries to take the lock if the byte says that there is no poller. A poller changes the byte when it begins and when it
+leaves. A poller that dies does not change the byte, and then no process polls for a waiter that does not queue yet.
+
+The bell has a cell for each bucket of keys. A new poller rings the cells of all buckets, because the previous poller
+may have died between a poll and the ring.
 
 The poller counts its polls in the bell. If the count stops, for example because the poller's process is stopped, each
 waiter polls by itself. All of this is a hint. A lost ring or a wrong count only delays a waiter, because each waiter
@@ -39,7 +43,7 @@ from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END + 2
 """The offsets of three bytes in the bell: the number of polls, the time between two polls in milliseconds, and the
-number of requests for faster polls. All numbers are modulo 256."""
+number of requests for faster polls. The two counts are modulo 256, and the time is at most 255."""
 TERM_BYTE: Final = CELLS_END + 4
 """The offset of a byte in the bell that is odd while there is a poller. It changes when a poller begins or leaves."""
 QUEUE_AFTER_S: Final = 0.1
@@ -109,7 +113,9 @@ def _make_private(directory: str, uid: int) -> None:
     finally:
         system.close_quietly(fd)
     if found.st_uid != uid or found.st_mode & 0o077:
-        raise PermissionError(system.errno.EPERM, f"{directory} is not private to uid {uid}")
+        raise PermissionError(
+            system.errno.EPERM, f"{directory} must belong to uid {uid} and have mode 0700; correct that, or remove it"
+        )
     if not find_mount(directory + "/x").is_local:
         raise OSError(system.errno.EXDEV, f"{directory} is not on a local file system")
 
@@ -130,7 +136,7 @@ class NodeProbes:
     - ``results``: the poller writes the byte of a slot after each probe. Bit 0 is 1 if a session of the slot seems
       dead, or if the poller knows no living session of the slot. The other bits count the probes, from 1 to 127 and
       again from 1. A byte of 0 means that the slot was not probed yet. If a waiter sets a ``wanted`` byte that was 0,
-      it also sets the result to 0, because that may be old.
+      the waiter also sets the result to 0, because the present result may be old.
     - The poller probes a slot at most once in `PROBE_S`, and at most `PROBES_PER_S` slots in a second, in turn. When a
       session first seems dead, the poller rings every bucket of the bell.
     - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. If a result has not
@@ -295,7 +301,8 @@ class PollerElection:
     def _unlock(self, fd: int, owned_fds: set[int]) -> None:
         """Release the poller's lock and close its descriptor.
 
-        Closing the descriptor is not enough: a child that is forked at this moment may inherit it, and the lock.
+        Closing the descriptor is not enough: a child that is forked at this moment may inherit the descriptor, and with
+        it the lock.
         """
         with ignoring(OSError):  # closing the descriptor unlocks it as well
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
@@ -312,7 +319,7 @@ class PollerElection:
         system.fcntl.fcntl(fd, command, system.FLOCK_STRUCT.pack(kind, 0, POLLER_BYTE, 1, 0))
 
     def close(self) -> None:
-        """Leave the election and release the poller's lock. No thread of this process uses this bell any more."""
+        """Leave the election and release the poller's lock. No waiter of this process can be elected afterwards."""
         with self._guard:
             self._waiting.clear()
             self._poller = self  # so that no waiter becomes the poller
@@ -342,8 +349,9 @@ class PollerElection:
     def is_vacant(self, state: bytes | None = None) -> bool:
         """Return whether a waiter of this process can probably become the poller at once.
 
-        True if the process has the lock and none of its waiters polls. Also true if the process does not queue for the
-        lock and the term byte says that the lock is free. After a failed attempt, the byte is ignored until it changes.
+        The result is True if this process has the lock and none of its waiters polls. It is also True if this process
+        does not queue for the lock and the term byte says that the lock is free. After a failed attempt to take the
+        lock, the term byte is ignored until it changes.
         """
         if self._poller is not None:
             return False

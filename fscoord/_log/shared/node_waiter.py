@@ -18,8 +18,9 @@ from fscoord._runtime.interrupts import raise_if_foreign
 
 NEWS_POLL_S = 0.04
 NEWS_POLLS = 25
-"""The longest pause between two quick polls, in seconds, and how many quick polls the poller makes after the log has
-changed. The beginning of a wait counts as a change, because its process has usually just written."""
+"""`NEWS_POLL_S`: the longest pause between two quick polls, in seconds. `NEWS_POLLS`: how many quick polls the poller
+makes after the log has changed. The beginning of a wait counts as a change, because the process that waits has usually
+just written."""
 OWN_POLL_S = 10.0
 """How often a waiter polls by itself although another process is the poller, in seconds."""
 
@@ -33,7 +34,8 @@ class NodeWaiter(Waiter):
         longest_sleep: as in `Waiter`.
         other_buckets: as in `Waiter`.
         is_check_due: a function that returns whether this waiter must read the log although another process is the
-            poller, because a session seems dead or was not probed lately. It also shows a long wait to other processes.
+            poller, because a session seems dead or was not probed lately. The function also shows a long wait to other
+            processes.
     """
 
     _is_poller = False
@@ -63,15 +65,15 @@ class NodeWaiter(Waiter):
 
     @property
     def _is_beside_election(self) -> bool:
-        """Whether this waiter still takes part in an election, because the node's bell has not failed."""
+        """Whether this waiter takes part in an election. After a failure of the node's bell, it does not."""
         return self.watcher.election is not None
 
     def stand_for_election(self) -> None:
-        """Become the poller now if there is none, and not only at the next sleep.
+        """If there is no poller, become the poller now. Without this call, the waiter tries only at its next sleep.
 
-        A new poller rings every bucket. This makes each armed waiter read the log for nothing. So a waiter that first
-        writes and then sleeps calls this method before it arms. If many waiters begin at once, the ring then reaches
-        only a few of them.
+        A new poller rings every bucket. This ring makes each armed waiter read the log for nothing. So a waiter that
+        first writes and then sleeps calls this method before it arms. If many waiters begin at once, most of them are
+        not armed yet at the ring.
         """
         if self._is_beside_election:
             try:

@@ -54,7 +54,7 @@ class ChangedKeys:
         self.covers_all = True
 
     def mark_all(self) -> None:
-        """Make the next `take` return all buckets. Called for control records, such as a death, which concern all."""
+        """Make the next `take` return all buckets. Called for a control record, which may concern every waiter."""
         self.covers_all = True
 
     def take(self) -> Collection[int]:
@@ -70,7 +70,7 @@ class Sharing:
     Args:
         machine: the state machine of the log.
         options: the options of the log.
-        coherence: how to read the writes of other hosts.
+        coherence: how to read the writes of other hosts: ``"direct"`` or ``"locked"``; see `mount.COHERENCES`.
         table: the session table of the log.
 
     Attributes:
@@ -78,9 +78,9 @@ class Sharing:
         changed_keys: collects the keys that changed. The poller rings for them, because no file event on this host
             reports the writes of other hosts.
         outcomes: finds the records that other processes on this host append for this handle; None if they append none.
-        access: reads and writes the bytes; see `make_parts`.
-        writer: appends batches; None if `outcomes` is None.
-        follow: `GenerationFollower.follow`, which follows a seal. The log sets this attribute.
+        access: reads and writes the bytes of the log. `make_parts` sets this attribute.
+        writer: appends batches; None if `outcomes` is None. `make_parts` sets this attribute.
+        follow: `GenerationFollower.follow`, which opens the next generation after a seal. The log sets this attribute.
     """
 
     access: NetworkAccess
@@ -110,7 +110,7 @@ class Sharing:
         return None
 
     def make_parts(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> LogWriter:
-        """Create the access and the writer of the handle. Return the writer."""
+        """Create the `NetworkAccess` and the `LogWriter` of `handle`. Keep the access, and return the writer."""
         is_direct = handle.options.is_soft and self._coherence == DIRECT
         kind = SymlinkLockAccess if is_direct else NetworkAccess
         self._handle = handle
@@ -123,7 +123,7 @@ class Sharing:
         return writer
 
     def read_extent(self, extent: Extent) -> bool:
-        """Apply the records in `extent`, which another process on this host has read.
+        """Apply the records in `extent`, the bytes that another process on this host has read.
 
         Errors are ignored, because the next `refresh` raises them again.
 

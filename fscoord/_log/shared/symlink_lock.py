@@ -90,7 +90,8 @@ def holder(path: str) -> str | None:
 def foreign(path: str) -> str:
     """Return why this process can't find out whether the owner of the link at `path` is alive; "" if it can.
 
-    It can't if the owner has the same host name but is in another boot or container, because pids there may be equal.
+    The owner may have the same host name, but belong to another boot or another container. Then its pid may also be the
+    pid of another process here, so this process can't find out.
     """
     owner, here = _owner_of(path), ProcessIdentity.find()
     if owner is None or owner.host != here.host or here.shares_processes_with(owner):
@@ -104,8 +105,8 @@ class SymlinkLock:
     """The soft lock of one handle: the symbolic link at `path`. The caller holds the process mutex.
 
     A `KeyboardInterrupt` may come between any two lines of `acquire` and `release`. So `_may_hold` is set before the
-    link is created, and cleared after it has been removed. If `_may_hold` is set, `release` reads the link, and removes
-    it if its text is that of this handle's last attempt.
+    link is created, and cleared after the link has been removed. If `_may_hold` is set, `release` reads the link, and
+    removes the link if it has the text of this handle's last attempt.
     """
 
     _identity: ProcessIdentity

@@ -1,4 +1,4 @@
-"""`Batch`: the records of one transaction: those of the writer's own operation and of the requests that it claims.
+"""`Batch`: decides the records of one transaction, for the writer's own operation and for the requests that it claims.
 
 A process claims a request only while it holds the log's lock and has read to the end. The claim ends when the lock is
 released, and the lock is not released between a claim and the write. So if an author takes the lock later and finds no
@@ -22,15 +22,15 @@ from fscoord._runtime.interrupts import ignoring
 from fscoord.errors import StoreUnavailableError
 
 BATCH_MAX: Final = 1 << 18
-"""The largest size of a batch in bytes, if the mount allows so many bytes in one request. A batch is never split into
-several requests, because a lost connection could then leave a hole between its records."""
+"""The largest size of a batch in bytes. The limit is lower on a mount whose WRITE request carries fewer bytes. A batch
+is never split into several WRITE requests, because a lost connection could then leave a hole between its records."""
 
 SYNCED_MAX: Final = 32
-"""The largest number of requests in a batch of a durable log. Each record is synced by itself, and the followers do not
-see a sign of life from the leader meanwhile."""
+"""The largest number of requests in a batch of a durable log. The leader syncs each record by itself, and shows no sign
+of life to its followers during these syncs."""
 
 _RECORD_SIZE: Final = 64
-"""How many bytes the records of a request may be longer than the request."""
+"""The records of a request are at most this much longer than the request, in bytes."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -40,7 +40,10 @@ class Draft(Protocol[T_contra]):
     """The state that a store will have after the records of the batch. It decides one operation after another."""
 
     def add(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Decide `operation`. Return (records, result). There are at most `TIMES` records: (kind, key, value)."""
+        """Decide `operation`. Return (records, result): at most `TIMES` records, each as (kind, key, value).
+
+        `is_own` is true if the calling thread is the author of the operation.
+        """
 
     def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
         """Return (further records, result) of `operation`, whose first record is in the log already."""
@@ -55,7 +58,7 @@ class Decider(Protocol[T]):
 
     @property
     def must_write_alone(self) -> type[Exception]:
-        """The type of error that a draft raises for another session's operation that only its author can decide."""
+        """The type of error that `Draft.add` raises if only the author, another session, can decide the operation."""
 
     def begin(self) -> Draft[T]:
         """Return the draft for one batch. The caller holds the log's lock and has read to the end."""
@@ -64,7 +67,10 @@ class Decider(Protocol[T]):
         """Return the operation that `Operation.encode` has encoded as `data`."""
 
     def note(self, operation: T, found: Any) -> Any:
-        """Return the part of the state on which the result of `operation` depends. The log then applies `found`."""
+        """Return the part of the store's state on which the result of `operation` depends.
+
+        `found` is the record of `operation`. The log applies this record after the call.
+        """
 
     def encode_result(self, result: Any) -> bytes:
         """Return `result` as bytes."""
@@ -91,12 +97,12 @@ class Write:
         operation: the operation.
         time: the time of its first record (wall time in nanoseconds).
         epoch: the `system.process_epoch` of the process that began the call.
-        started: when the call began (monotonic, in seconds). A barrier may have waited since then.
+        started: when the call began (monotonic, in seconds). A call of a barrier may have waited before this write.
         limit: how long the write may take, in seconds.
         deadline: when the write times out (monotonic, in seconds); see `begin_by`.
         path: the path of the published request; empty if there is no request to withdraw.
         watch: watches for the record of the request; None if no request was published.
-        is_claimed: whether a leader may have appended the record. A read under the log's lock shows whether it did.
+        is_claimed: whether a leader may have appended the record. A read under the log's lock shows if the log has it.
         result: the result; None until this process has decided the operation.
         refusal: the error with which the operation was refused, or None.
     """
@@ -116,9 +122,10 @@ class Write:
         self.refusal: BaseException | None = None
 
     def begin_by(self, now: float) -> None:
-        """If the write is part of a longer call, count its limit from `now`, at the first call of this method.
+        """If the write is part of a longer call, move its deadline to `limit` seconds after `now`, unless it is later.
 
-        Such a write does not read the clock when it begins, because most of them end before they need the clock.
+        Only the first call of this method has an effect. A write that is part of a longer call does not read the clock
+        when it begins, because most writes end before they need a deadline.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -151,19 +158,20 @@ class Claim:
 
 
 class Batch:
-    """Decides the records of one transaction: those of the author's own write, and of the requests that it claims.
+    """Decides the records of one transaction: for the caller's own write, and for the requests that the batch claims.
 
     Args:
         log: the log.
         decider: decides the operations.
-        write: the author's own write.
-        station: the station if the author leads; None if it claims no requests.
+        write: the caller's own write.
+        station: the station, if the caller is the leader; None if the batch claims no requests.
         slot: the slot of the leader; None without `station`.
 
     Attributes:
-        claims: the requests that the last attempt has claimed.
-        failed: the requests that earlier attempts have claimed. Their authors must search the log for their records.
-        keys: the keys that the records of the author's own write change.
+        claims: the requests that the last attempt of the transaction has claimed.
+        failed: the requests that earlier attempts have claimed. The author of each of these requests must search the
+            log for the record of the request.
+        keys: the keys that the records of the caller's own write change.
     """
 
     def __init__(
@@ -180,7 +188,7 @@ class Batch:
         self.failed: list[Claim] = []
 
     def __len__(self) -> int:
-        """Return the approximate size of the author's own records, in bytes."""
+        """Return the approximate size of the records of the caller's own write, in bytes."""
         return int(self._write.operation.size)
 
     def show_life(self) -> None:
@@ -239,7 +247,8 @@ class Batch:
         if outcomes is not None and not outcomes.settle(watch, log.handle.header.generation):
             raise StoreUnavailableError(
                 f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
-                " this operation could be found; the operation may or may not have taken effect",
+                " this operation could be found; the operation may or may not have taken effect, so read the store"
+                " before you repeat it",
                 path=log.path,
                 maybe_applied=True,
             )
@@ -279,7 +288,7 @@ class Batch:
         try:
             found, result = draft.add(decider.decode(request.operation), is_own=False)
         except (decider.must_write_alone, *decider.refusals):
-            return []  # the author meets the same error, in its own words
+            return []  # the author then writes alone, and meets the same error
         claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
         claim.keys = [key for _, key, _ in found]
         session, time = request.author.session, request.time

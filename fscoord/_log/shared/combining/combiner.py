@@ -2,8 +2,8 @@
 
 A writer tries to take the seat. If it gets the seat, it leads: it takes the log's lock, reads to the end, claims all
 published requests, decides its own operation and the requests, and appends all records in one write. Otherwise it
-publishes a request and waits for the answer. After the publishing it tries to take the seat once more, because the
-leader may have left before it could see the request. Then no other process would claim it.
+publishes a request and waits for the answer. After it has published the request, the writer tries once more to take the
+seat. The leader may have left the seat before the request existed, and then no other process would claim the request.
 
 The cases of a request without an answer:
 
@@ -12,12 +12,12 @@ the author finds                           so the operation                     
 ========================================== =========================================== ===============================
 its own unlink(2) succeeds                 was not claimed, and never will be          leads, writes alone or times out
 the file is gone, its record is in the log took effect                                 returns the result
-the file is gone, the handle begins with a took effect, or was not appended: the       returns the result, or decides
-later snapshot                             snapshot has the last time of each session  it itself
-the file is gone, the author has the log's was not appended, because a claim ends with decides it itself, under the
-lock, and no record of it is in the log    the hold of the lock                        same hold
-the file is gone, the log's lock does not  may still be appended                       raises, with ``maybe_applied``
-come before the deadline
+the file is gone, the handle has read a    took effect, or was not appended: the       returns the result, or decides
+later snapshot instead of the records      snapshot has the last time of each session  the operation
+the file is gone, the author has the log's was not appended, because a claim ends with decides the operation, under
+lock, and its record is not in the log     the hold of the lock                        the same hold
+the file is gone, the author does not get  may still be appended                       raises, with ``maybe_applied``
+the log's lock before the deadline
 ========================================== =========================================== ===============================
 
 A read of the log shows that the operation took effect. Only a read under the log's lock shows that it was not appended:
@@ -47,21 +47,21 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreError, StoreTimeoutError, StoreUnavailableError
 
 LOOK_S = 0.05
-"""How long a follower waits for an answer before it tries the seat again, in seconds."""
+"""How long a follower waits for an answer between two attempts to take the seat, in seconds."""
 
 STALLED_S = 0.5
-"""How long a leader that waits for the log's lock may give no sign of life, in seconds. Then its followers stop waiting
-for it, and take the log's lock themselves."""
+"""A leader that waits for the log's lock seems stopped after this time without a sign of life, in seconds. Each
+follower then withdraws its request, and takes the log's lock itself."""
 
 SILENT_S = 2.0
-"""How long a leader that holds the log's lock may give no sign of life, in seconds. It may have died, and a child that
-has inherited the seat keeps it locked."""
+"""A leader that holds the log's lock seems stopped after this time without a sign of life, in seconds. Such a leader
+may be dead: a child that has inherited the lock of the seat keeps the seat taken."""
 
 TELL_S = 0.005
 """How long an author waits for an answer after its leader has left the seat, in seconds."""
 
 RETRY_S = 5.0
-"""The pause between two attempts to open a station, and between two checks that it is still there, in seconds."""
+"""The pause between two attempts to open a station, and between two checks of an open station, in seconds."""
 
 
 class Combiner:
@@ -93,8 +93,8 @@ class Combiner:
         Args:
             operation: the operation.
             limit: how long it may take, in seconds.
-            started: if the operation is a part of a longer call: when that call began (monotonic, in seconds). None:
-                now.
+            started: when the call began of which the operation is a part (monotonic, in seconds); None if the call
+                begins now.
 
         Raises:
             StoreTimeoutError: the author got neither the log's lock nor an answer within `limit` seconds.
@@ -134,7 +134,7 @@ class Combiner:
     # -- the station -----------------------------------------------------------------------------------------------
 
     def _station_for(self, operation: Operation, now: float) -> Station | None:
-        """Return the station; None if `operation` can't be combined with others. `now` is the monotonic time."""
+        """Return the station; None if `operation` must be written alone. `now` is the monotonic time, in seconds."""
         handle, shared = self._log.handle, self._log.shared
         if operation.size > requests.REQUEST_MAX or handle.lock.kind != OFD:  # a long operation is its own batch
             return None
@@ -177,7 +177,10 @@ class Combiner:
         station.close()
 
     def _lose(self, station: Station | None, error: BaseException) -> None:
-        """Stop using `station` for `RETRY_S` seconds, because it failed with `error`."""
+        """Close `station`, because it failed with `error`. `station` is None if no station could be opened.
+
+        `_station_for` tries to open a station again at its next check, at most `RETRY_S` seconds later.
+        """
         logger(__name__).debug("%s: this process writes alone for now: %s", self._log.path, str(error))
         if station is not None:
             self._drop(station)
@@ -279,7 +282,7 @@ class Combiner:
         """Remove the request of `write`, if it exists, because its publishing raised an error.
 
         The error may come from a signal handler that ran after the publishing. If a leader has claimed the request
-        meanwhile, its record is found under the log's lock.
+        meanwhile, this thread finds the record of the request when it reads the log under the log's lock.
         """
         with ignoring(OSError):  # for the same reason as the publishing
             station.remove(write.path)
@@ -373,7 +376,10 @@ class Combiner:
         return self._write_alone(write)
 
     def _bypass(self, state: bytes, seconds: float) -> None:
-        """Record that the leader that wrote `state` into the seat seems stopped. No thread waits for it any more."""
+        """Record that a leader seems stopped: the seat file has contained `state` for `seconds` seconds.
+
+        While the seat file still contains `state`, the threads of this handle write alone.
+        """
         self._stalled = state
         logger(__name__).debug(
             "%s: the process that writes for this host has shown no life for %.1f s; writing alone",
@@ -382,7 +388,10 @@ class Combiner:
         )
 
     def _take_over(self, station: Station, slot: Slot, write: Write) -> Any:
-        """Lead if the request was not claimed; otherwise find out whether it took effect. This thread has the seat."""
+        """Lead if no leader has claimed the request; otherwise find out whether the operation took effect.
+
+        This thread has the seat.
+        """
         is_leading = False
         try:
             is_leading = self._withdraw(station, write)
@@ -422,7 +431,7 @@ class Combiner:
             raise
 
     def _is_complete(self, write: Write) -> bool:
-        """Return whether all records of `write` are in the log, as far as it was read. If so, set its result."""
+        """Return whether this handle has found all records of `write` in the log. If so, set the result of `write`."""
         watch = write.watch
         if watch is None or not watch.is_found or system.process_epoch() != write.epoch:  # as in `Batch._decide_own`
             return False
@@ -461,7 +470,7 @@ class Combiner:
         return self._finish(write, batch)
 
     def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:
-        """Send each author its answer, and then wake the next leader. If `is_written` is false, the write failed."""
+        """Send each author its answer, and then wake a follower to lead. If `is_written` is false, the write failed."""
         if system.process_epoch() != station.epoch:
             return  # a signal handler has forked, and this is the child: the requests are the parent's
         try:

@@ -63,13 +63,13 @@ class SharedLogWriter(LogWriter):
         self.append_batch([(kind, key, value, session, self.next_time())])
 
     def append_batch(self, records: Sequence[Record]) -> None:
-        """Write `records` in one write(2), and apply them. All must be data records, unless there is only one.
+        """Write `records` in one write(2), and apply them. Several records must all be data records.
 
         In a durable log, the records are written and synced one by one. Otherwise a power failure could lose a sector
         in the middle of the batch. Sound records would follow the lost sector, and readers would report damage.
 
-        If the write fails, or the process dies during it, the first records of the batch may be complete. Then they
-        take effect.
+        If the write fails, or the process dies during it, the first records of the batch may be complete. The complete
+        records then take effect.
 
         Raises:
             StoreUnavailableError: the write failed; ``maybe_applied`` is true if a record may have been written.
@@ -125,7 +125,7 @@ class Watch:
 
 
 class Outcomes:
-    """A `StateMachine` that forwards every call to `state_machine`, and finds the records that are watched for.
+    """A `StateMachine` that forwards every call to `state_machine`, and finds the record of each open `Watch`.
 
     The process mutex guards all methods except `open` and `close`. Any thread may call these two at any time, because
     each is one operation on a dictionary.
@@ -152,7 +152,7 @@ class Outcomes:
         """Find out whether the record of `watch` is in the log. Return whether ``watch.is_found`` is certain now.
 
         The caller holds the log's lock, and has read `generation` to its end. If the handle has discarded its state
-        since the watch began, it may not have read the record. Then the times in the snapshot decide.
+        since the watch began, the handle may have skipped the record. Then the times in the snapshot decide.
         """
         if watch.is_found or watch.resets == self._resets or watch.generation == generation:
             return True

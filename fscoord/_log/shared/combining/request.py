@@ -32,7 +32,7 @@ WAITING, HOLDING = 1, 2
 
 
 class Author(NamedTuple):
-    """The session that makes a request. The leader compares these facts with its session table.
+    """Identifies the session that makes a request. The leader compares the three values with its session table.
 
     Attributes:
         session: the number of the session.

@@ -1,13 +1,14 @@
 """`Station`: the files through which the writers of a log on one host combine writes: requests, seat and sockets.
 
-The station is a directory beside the bell of the host, private to its user. Its subdirectory ``q`` has the requests,
-``a`` the addresses of the threads that wait for an answer, and its file ``seat`` the lock of the leader. docs/format.md
-lists the names. The directory is in memory if possible, because there a request is published much faster.
+The station is a directory beside the bell of the host, private to its user. The subdirectory ``q`` contains the
+requests. The subdirectory ``a`` contains the addresses of the threads that wait for an answer. The leader locks the
+file ``seat``. docs/format.md lists the names. The directory is in memory if possible, because a request is published
+much faster there.
 
 - A **request** is usually a symbolic link, whose text is the request: one call creates the link, and one call reads it.
   A file would take four calls. A request that is too long for a link is a file, which is written under another name and
-  renamed. Neither can be torn. unlink(2) decides who owns the request: the leader claims it, or the author withdraws
-  it. Only one unlink(2) can succeed.
+  renamed. So no process reads a part of a request. unlink(2) decides who owns the request: the leader claims it, or the
+  author withdraws it. Only one unlink(2) can succeed.
 - The **seat** is a lock on byte 0 of a file. A thread tries to take it, and never waits for it. The file contains the
   phase of the leader and a counter. From them, followers see whether a leader waits for the log's lock or is stopped.
 - An **address** is a datagram socket. A send never blocks. The error ECONNREFUSED shows that the author is gone.
@@ -42,24 +43,24 @@ SWEEP_S: Final = 60.0
 """How often a leader removes the addresses of dead processes, in seconds."""
 
 ANSWER_MAX: Final = 1 << 16
-"""The size of the buffer for an answer or a request, in bytes. Both are shorter."""
+"""The size of the buffer for an answer or a request, in bytes. Every answer and every request is shorter."""
 
 LINK_MAX: Final = 750
 """The longest request that is published as a link, in bytes. The text of the link is base64, because it must not
-contain a null byte. It may have 1,024 bytes on XFS (XFS_SYMLINK_MAXLEN), and 4,095 on most other file systems."""
+contain a null byte. The text may have 1,024 bytes on XFS (XFS_SYMLINK_MAXLEN), and 4,095 on most other file systems."""
 
 
 class Slot:
     """The sockets and the descriptor of the seat that one thread uses while it writes.
 
     Each thread needs its own descriptor: two threads with the same descriptor would not exclude each other, because the
-    seat is an open-file-description lock. If an interruption loses a slot, it is closed when it is collected.
+    seat is an open-file-description lock. If an interruption loses a slot, the garbage collector closes the slot.
 
     Args:
         path: the path of the address, the name of the socket that receives answers.
 
     Attributes:
-        name: the name of the address.
+        name: the file name of the address: the last component of `path`.
         take: takes the seat, or raises BlockingIOError.
         free: leaves the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
         may_have_seat: whether the slot may have the seat. Set before `take`, and cleared after a failed `take` and
@@ -82,7 +83,13 @@ class Slot:
         self._close = partial(_close, path, epoch, self._sockets)
 
     def open(self, way: str, seat: str, network: Any) -> None:
-        """Open the sockets and the seat. `way` is a short path of the directory of the addresses, with a slash."""
+        """Open the sockets and the seat.
+
+        Args:
+            way: a short path of the directory of the addresses, with a slash at its end.
+            seat: the path of the seat file.
+            network: the module that creates the sockets.
+        """
         network.datagram_sockets(self._sockets)
         self.inbox.bind(way + self.name)
         self.is_readable = system.readiness(self.inbox.fileno())
@@ -114,7 +121,7 @@ class Slot:
 
 
 def _close(path: str, epoch: int, sockets: list[Any]) -> None:
-    """Close the sockets of a slot, and remove its address, unless this is a forked child."""
+    """Close the sockets of a slot. Remove the address of the slot as well, unless this is a forked child."""
     safe_files.unlink_quietly(path, epoch)
     for each in sockets:
         each.close()
@@ -174,11 +181,11 @@ class Station:
         self._add_slot(self._free_slots.append)
 
     def _size_of_empty(self) -> int:
-        """Return the size in bytes of the empty directory of requests; -1 if the size does not show that it is empty.
+        """Return the size in bytes of the empty directory of requests. Return -1 if this size is not known or useful.
 
         On tmpfs, the size of a directory grows with each name. On ext4, a directory has one block with or without
-        names. The two differ in the size of the station's own directory, which always has three names: on tmpfs it is
-        larger than the empty directory.
+        names, so the result is -1. The two differ in the size of the station's own directory, which always has three
+        names: on tmpfs this directory is larger than an empty directory. The result is also -1 if there is a request.
         """
         size = system.os.stat(self._requests).st_size
         is_longer = system.os.stat(self.directory).st_size > size
@@ -187,7 +194,7 @@ class Station:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def take_slot(self, taken: list[Slot]) -> None:
-        """Append a slot that no other thread uses to `taken`. Its inbox may contain answers to earlier requests."""
+        """Take a slot for this thread, and append it to `taken`. Its inbox may contain answers to earlier requests."""
         try:
             # In one chain, so that the caller can give the slot back even if it is interrupted here.
             taken.extend(map(list.pop, (self._free_slots,)))
@@ -257,9 +264,10 @@ class Station:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def request_path(self, started: float, name: str) -> str:
-        """Return the path for a new request, whose name contains `name`.
+        """Return the path for a new request. The file name consists of a time and `name`.
 
-        The name begins with `started` (monotonic, in seconds), so that the oldest request comes first.
+        The time is `started` (monotonic, in seconds) in nanoseconds. It comes first, so that the sorted file names
+        begin with the oldest request.
         """
         return f"{self._requests}/{int(started * 1e9):020d}.{name}"
 
@@ -378,7 +386,7 @@ class Station:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def sweep_if_due(self, slot: Slot, now: float) -> None:
-        """Remove the files of dead processes, if `SWEEP_S` have passed at `now` (monotonic, in seconds).
+        """Remove the files of dead processes, if the last sweep was `SWEEP_S` before `now` (monotonic, in seconds).
 
         Only a leader calls this method, with its `slot`. Errors are ignored, because the leader's write has succeeded.
         """
@@ -387,10 +395,10 @@ class Station:
                 self._sweep(slot, now)
 
     def _sweep(self, slot: Slot, now: float) -> None:
-        """Remove the names of closed sockets. The socket of `slot` probes the others.
+        """Remove each address whose socket is closed. The outbox of `slot` probes the sockets.
 
-        The socket of `slot` must stay open, or all others would seem closed. No other thread closes it, because the
-        caller uses the slot. A socket is opened before its name exists, so a new name is never removed.
+        The outbox must stay open, or every other socket would seem closed. No other thread closes the outbox, because
+        the caller uses the slot. A socket is opened before its address exists, so a new address is never removed.
         """
         self._swept_at = now
         for name in system.os.listdir(self._addresses):
@@ -418,7 +426,8 @@ class Station:
     def _forget_descriptors(self) -> None:
         """Make every later use of the seat or of an address fail.
 
-        Another thread may be about to use a descriptor. Its number may soon belong to another file, even to the log.
+        Another thread may be about to use a descriptor that the station closes. The number of that descriptor may soon
+        belong to another file, even to the log.
         """
         self._seat_fd = -1
         self._way = "/proc/self/fd/-1/"
