@@ -3,13 +3,17 @@
 `reopen` and `open_root` open a file of the log again, and check that it is still the same file.
 
 The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds the mutex reads or
-changes an attribute. There are three exceptions, each a single load without the mutex:
+changes an attribute. There are three exceptions. In each of them, a thread loads an attribute without the mutex:
 
 - A thread reads ``bell`` after a write.
 - A thread that waits for the log's lock reads ``file``, ``lock``, ``recovery`` and ``path_checked_at``.
 - A wait reads ``recovery`` to learn whether the handle is closed.
 
 ``is_shared`` and ``root`` do not change after opening.
+
+Terms: a *generation* is one of the files in which a log continues, one after another; generation 0 is the first. A
+*torn* record is a record whose writer died before the record was complete. A *void* is a record with which readers skip
+a torn record.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ class NeedsLock(Exception):
 
 
 class GenerationUnlinked(NeedsLock):
-    """Raised if the generation in use has no name any more: a later one has replaced it, or a user has deleted it."""
+    """Raised if the generation in use has no name any more: a later generation replaced it, or a user deleted it."""
 
 
 class HandleState:
@@ -171,7 +175,8 @@ class HandleState:
     def check_descriptors(self) -> None:
         """End the handle if other code in this process has closed a descriptor of the log, for example by closerange.
 
-        The descriptor's number may belong to another file by now. So the handle does not use or close it any more.
+        The descriptor's number may belong to another file by now. So the handle neither uses nor closes this number any
+        more.
 
         Raises:
             StoreGoneError: a descriptor is closed, or refers to another file.
@@ -225,7 +230,7 @@ class HandleState:
             safe_files.close_owned(fd, self.owned_fds)
 
     def fds_in_use(self) -> set[int]:
-        """Return the descriptors that are in use. An interruption may have left others in ``owned_fds``, unused."""
+        """Return the descriptors that are in use. Only an interruption can leave other descriptors in ``owned_fds``."""
         return {self.reader_fd, self.lock.fd, self.root_fd}
 
 

@@ -27,7 +27,8 @@ class SessionTable:
         sealed_by: the number of the session that has sealed the generation that was read; 0 if it is not sealed.
         last: the highest session number so far.
         is_ended: whether a record that ends the run was read.
-        keeps_times: whether `times` is kept. The log sets it if other processes may append a handle's records for it.
+        keeps_times: whether `times` is kept. The log sets ``keeps_times`` if its writes are combined: then one process
+            may append the records of another process.
         times: {session number: time of its latest data record}; 0 if a snapshot says that the session has none. The
             data records of a snapshot count as written by the session that made it.
         has_all_times: whether `times` covers all records. False after a snapshot without times.

@@ -48,8 +48,8 @@ LONGEST_DELAY_NS: Final = 1_000_000_000
 """A span that ends more than this many ns after the last write is written at once."""
 
 LONG_SLEEP_S: Final = 0.1
-"""A wait or a sleep of more than so many seconds is long. Open spans are written before the next sleep of a long wait,
-and before a long sleep."""
+"""A wait or a sleep is long if it lasts for more than this many seconds. Open spans are written before the next sleep
+of a long wait, and before a long sleep."""
 
 PENDING_MAX: Final = 8192
 OPEN_MAX: Final = 8192
