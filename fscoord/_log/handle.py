@@ -101,10 +101,11 @@ class HandleState:
         time_left: how many seconds the present operation may take.
         bell: the number of BELL records that were read; 0 if no process has waited yet.
         is_settled: whether the handle has joined a run of the log. The end of the run ends the handle.
-        is_copy: whether the files are a copy of another log, to which no record was appended yet (see `Provenance`).
+        is_copy: whether the files are a copy of another log's files, and no record was appended to the copy yet (see
+            `Provenance`).
         compact_at: the file length in bytes from which a writer considers a compaction; 0 for a copy.
         spill_at: the size in bytes from which a value is spilled: memory keeps only its location in the file.
-        zeros: the range after a torn record that is known to hold zeros.
+        zeros: the range of bytes after a torn record that are known to be zeros.
         is_shared: whether other hosts write to the log. File events on this host do not report their appends.
         may_lie: whether a read may return bytes from a stale cache. Then zeros do not prove that a record is torn.
         short_read_is_end: whether a read has reached the end of the file if it returns fewer bytes than requested.

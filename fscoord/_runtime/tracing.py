@@ -63,9 +63,9 @@ RETRY_S: Final = 10.0
 Span = list[Any]
 """One span: a list of `KIND`, number, thread, `BEGIN`, `END`, name, place, rank and `OUTCOME`, followed by facts.
 
-A list needs a quarter of the time of an object with attributes, and can be encoded directly. The facts are names and
-values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other modules pass
-spans on and don't read them.
+A list takes a quarter of the time that an object with attributes takes, and can be encoded directly. The facts are
+names and values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other
+modules pass spans on and don't read them.
 """
 
 KIND, NUMBER, THREAD, BEGIN, END, NAME, PLACE, RANK, OUTCOME = range(9)

@@ -105,8 +105,8 @@ class ArrivalRequest(NamedTuple):
             end of the barrier.
         begun: the unfinished arrival that `Store._meet` has returned; None: a new arrival.
 
-    The answer is None if `done` is set, or if `waits` is False. If `is_last` has returned None, the answer is the new
-    value of `key`. Then the caller must parse the value, to find out whether its arrival is the last.
+    The answer is the new value of `key` if `is_last` returns None for this value. Then the caller must parse the value,
+    to find out whether its arrival is the last. In all other cases the answer is None.
     """
 
     key: bytes

@@ -223,7 +223,7 @@ class _LockThread:
         return self.spare_of is not None and self.spare_of() is lock
 
     def drop_spare(self) -> None:
-        """Close the spare descriptor, if there is one. A thread without a spare descriptor and waiters ends."""
+        """Close the spare descriptor, if there is one. The thread ends if it also has no waiter."""
         try:
             # One chain removes and closes it (rule 1 in `interrupts`). Of two threads that come here, one finds it.
             system.in_one_chain(partial(list, map(system.os.close, map(set.pop, (self.spare,)))))
@@ -306,8 +306,8 @@ class _LockThread:
 _requests: dict[tuple[int, int, int, int], _LockThread] = {}
 """The threads of this process that wait in the kernel. The key is (device, inode number, kind of lock, open flags)."""
 _guard = [system.threading.RLock()]
-"""Protects `_requests` and the waiters of each. It is re-entrant because a signal handler may interrupt its holder and
-take it again."""
+"""Protects `_requests` and the list of waiters of each request. The mutex is re-entrant, because a signal handler may
+interrupt the thread that holds the mutex, and take it again."""
 
 
 def _file_key(fd: int, kind: int) -> tuple[int, int, int]:

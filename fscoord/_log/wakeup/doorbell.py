@@ -159,7 +159,8 @@ class Doorbell:
 
         Args:
             number: the bucket.
-            state: a result of `read`, read after the caller has stored its event count. None: the cell is read now.
+            state: the result of a call of `read` that the caller made after it had stored its event count. None: the
+                cell is read now.
         """
         found = system.os.pread(self.fd, CELL, number * CELL) if state is None else cell(state, number)
         if found and found[0] & 1:
@@ -222,7 +223,7 @@ class Doorbell:
             raise_if_foreign(error)
 
     def open_fifo(self) -> int:
-        """Open the FIFO beside the bell for reading, and make writers signal it. Create the FIFO if it is missing.
+        """Open the FIFO beside the bell for reading, and set the byte at `FIFO_BYTE`. Create the FIFO if it is missing.
 
         Return its descriptor. `close` closes it.
 

@@ -43,13 +43,13 @@ class Waiter:
     """Decides how long one wait, by a thread or a task, sleeps between two reads of the log.
 
     Args:
-        watcher: wakes this waiter.
+        watcher: the watcher that wakes this waiter.
         longest_sleep: a function that returns the longest sleep in seconds, if the wait also watches for deaths. The
             death of a watched process then ends a sleep, too. None: the wait does not watch for deaths.
         other_buckets: further buckets whose ring ends a sleep.
 
     Attributes:
-        waker: ends the sleep of this waiter.
+        waker: the object whose `set` ends the sleep of this waiter.
         event_count: the value of `ChangeWatcher.event_count` when this waiter was armed or last checked its cells.
         was_rung: whether a ring ended the last sleep. If false, the sleep ended because a poll was due.
         is_over: whether the wait must end because the store was closed.
@@ -88,7 +88,7 @@ class Waiter:
         self._pause = 0.0
 
     def arm(self, bucket: int) -> None:
-        """Arm `bucket`. The caller then reads the log. A write to the bucket after that ends the next sleep."""
+        """Arm `bucket`. The caller then reads the log. A write to the bucket after this call ends the next sleep."""
         watcher = self.watcher
         self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
         if bell is not None:
