@@ -66,7 +66,7 @@ class FileAppender:
 
 
 PATH_CHECK_S: Final = 0.05
-"""How often a read compares the log's path with its file, in seconds."""
+"""A read compares the log's path with the open file if the last comparison was more than this many seconds ago."""
 
 
 class Access(Protocol):
@@ -77,7 +77,7 @@ class Access(Protocol):
 
     @property
     def before_lock(self) -> Callable[[], None] | None:
-        """A function to call before each attempt to lock, for checks that need no lock; None: there are no checks."""
+        """A function that makes checks without the lock, called before each attempt to lock; None: no checks."""
         return None
 
     def open(self, call: Callable[[], None]) -> None:
@@ -93,10 +93,11 @@ class Access(Protocol):
 
         Args:
             locked: whether the caller holds the log's lock. Under the lock, every record up to the end of the file is
-                applied. Without it, only those that are complete by now.
+                applied. Without the lock, only the records that are complete by now are applied.
 
         Raises:
-            NeedsLock: without the lock it is unclear whether the next bytes are damaged or not written completely.
+            NeedsLock: the next bytes are damaged, or belong to a record that a writer is still writing. A read without
+                the lock can't distinguish the two cases.
             OSError: a system call failed.
         """
 

@@ -3,13 +3,17 @@
 `reopen` and `open_root` open a file of the log again, and check that it is still the same file.
 
 The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds the mutex reads or
-changes an attribute. There are three exceptions, each a single load without the mutex:
+changes an attribute. There are three exceptions. In each of them, a thread loads an attribute without the mutex:
 
 - A thread reads ``bell`` after a write.
 - A thread that waits for the log's lock reads ``file``, ``lock``, ``recovery`` and ``path_checked_at``.
 - A wait reads ``recovery`` to learn whether the handle is closed.
 
 ``is_shared`` and ``root`` do not change after opening.
+
+Terms: a *generation* is one of the files in which a log continues, one after another; generation 0 is the first. A
+*torn* record is a record whose writer died before the record was complete. A *void* is a record with which readers skip
+a torn record.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ class NeedsLock(Exception):
 
 
 class GenerationUnlinked(NeedsLock):
-    """Raised if the generation in use has no name any more: a later one has replaced it, or a user has deleted it."""
+    """Raised if the generation in use has no name any more: a later generation replaced it, or a user deleted it."""
 
 
 class HandleState:
@@ -97,10 +101,11 @@ class HandleState:
         time_left: how many seconds the present operation may take.
         bell: the number of BELL records that were read; 0 if no process has waited yet.
         is_settled: whether the handle has joined a run of the log. The end of the run ends the handle.
-        is_copy: whether the files are a copy of another log, to which no record was appended yet (see `Provenance`).
+        is_copy: whether the files are a copy of another log's files, and no record was appended to the copy yet (see
+            `Provenance`).
         compact_at: the file length in bytes from which a writer considers a compaction; 0 for a copy.
         spill_at: the size in bytes from which a value is spilled: memory keeps only its location in the file.
-        zeros: the range after a torn record that is known to hold zeros.
+        zeros: the range of bytes after a torn record that are known to be zeros.
         is_shared: whether other hosts write to the log. File events on this host do not report their appends.
         may_lie: whether a read may return bytes from a stale cache. Then zeros do not prove that a record is torn.
         short_read_is_end: whether a read has reached the end of the file if it returns fewer bytes than requested.
@@ -171,7 +176,8 @@ class HandleState:
     def check_descriptors(self) -> None:
         """End the handle if other code in this process has closed a descriptor of the log, for example by closerange.
 
-        The descriptor's number may belong to another file by now. So the handle does not use or close it any more.
+        The descriptor's number may belong to another file by now. So the handle neither uses nor closes this number any
+        more.
 
         Raises:
             StoreGoneError: a descriptor is closed, or refers to another file.
@@ -225,7 +231,7 @@ class HandleState:
             safe_files.close_owned(fd, self.owned_fds)
 
     def fds_in_use(self) -> set[int]:
-        """Return the descriptors that are in use. An interruption may have left others in ``owned_fds``, unused."""
+        """Return the descriptors that are in use. Only an interruption can leave other descriptors in ``owned_fds``."""
         return {self.reader_fd, self.lock.fd, self.root_fd}
 
 

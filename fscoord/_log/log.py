@@ -1,13 +1,14 @@
 """`Log`: one handle on one log. Each operation is a transaction or a read, from lock to unlock.
 
-This module imports all the parts of the log, and no part imports this module. A writer holds the log's lock, has read
-to the end, and appends each record with one write(2).
+This module imports the parts of the log. Of these parts, only `opened` and `shared.combining` import it. A writer holds
+the log's lock, has read to the end, and appends each record with one write(2).
 
 The methods carry out one sequence (recover, lock, catch up, decide, append, unlock), and handle a step that fails.
 
-A thread takes the process mutex (`HandleState.mutex`), which guards every attribute of the handle, and then tries the
-log lock, which guards the end of the file. It never blocks for the log lock while it holds the mutex, because the
-thread that hands a lock over (`locking.kernel_wait`) takes the two locks in the opposite order.
+The process mutex (`HandleState.mutex`) guards every attribute of the handle. The log lock guards the end of the file. A
+thread takes the mutex, and then tries the log lock without blocking. A thread never blocks for the log lock while it
+holds the mutex, because the thread that hands a lock over (`locking.kernel_wait`) takes the two locks in the opposite
+order.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class Log:
     def refresh(self, limit: float, answer: Callable[[], Any] | None = None) -> Any:
         """Apply every record that is complete by now, without the log's lock if the mount allows that.
 
-        The read is repeated under the lock if the bytes look damaged, or if the mount has no other coherent read.
+        The records are read under the lock if the bytes look damaged, or if no other read on this mount is coherent.
 
         Args:
             limit: how long to wait for the log's lock if it is needed, in seconds.
@@ -384,7 +385,7 @@ class Log:
         return result
 
     def _append_several(self, kind: int, value: Any, session: int) -> None:
-        """Append several records: those in the list `value` (`SEVERAL`), or those that the batch `value` decides on."""
+        """Append the records of the list `value` (`SEVERAL`), or the records of the batch `value` (`BATCH`)."""
         if kind == SEVERAL:
             append_each(self._append, [(*each, session) for each in value])
             return
@@ -563,8 +564,9 @@ class Log:
     def _reopen_for_lock(self) -> int:
         """Return another descriptor of the file in use, for the thread that waits for the file's lock in the kernel.
 
-        The thread calls this method without the mutex, so this method changes nothing in the handle. Meanwhile another
-        thread may enter another generation. So `_LockThread` checks that its waiters still need the lock of this file.
+        The thread calls this method without the mutex, so this method changes nothing in the handle. Before the
+        file is open, another thread of the process may let the handle enter another generation. So `_LockThread` checks
+        that its waiters still need the lock of the file that was opened.
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
@@ -719,13 +721,14 @@ class Log:
     def leave(self, reason: str, limit: float, clear: Callable[[str], object]) -> None:
         """Record that this participant has left for good. The last participant to leave in good order ends the run.
 
-        To end the run, it appends a FINISHED record and removes the files of the log, as far as possible. The errors
+        The last participant appends a FINISHED record, and removes the files of the log as far as possible. The errors
         are those of `update`.
 
         Args:
             reason: the name of the exception by which the participant leaves; empty if it leaves in good order.
             limit: how long to wait for the lock, in seconds.
-            clear: a function that removes the files beside the log at a path. Called when the run has ended.
+            clear: a function that removes the files beside the log. It is called with the log's path at the end of the
+                run.
         """
         handle, table = self.handle, self.table
         self.inspect(handle.check_descriptors)
@@ -769,8 +772,8 @@ class Log:
     def _change_generation(self, decide: Decide, done: list[bool], limit: float) -> None:
         """Run a transaction in which `decide` begins a new generation, and enter that generation.
 
-        `decide` appends to `done` after it has sealed the old generation. An error after that is raised with
-        ``maybe_applied`` set, because the seal is not undone.
+        `decide` appends to `done` after it has sealed the old generation. A `StoreError` that is raised later has a
+        true ``maybe_applied``, because the seal stays in the log.
         """
         try:
             self.update(0, b"", b"", decide, limit)

@@ -14,7 +14,7 @@ LOCAL_KINDS: Final = frozenset(
     "bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs ubifs vfat xfs"
     " zfs".split()
 )
-"""File systems that only one host mounts. Its page cache is always valid. All other file systems count as shared."""
+"""File systems that only one host mounts. The page cache of that host is always valid. All others count as shared."""
 
 NFS_KINDS: Final = frozenset(("nfs", "nfs4"))
 SMB_KINDS: Final = frozenset(("cifs", "smb3"))
@@ -61,8 +61,8 @@ class Mount(NamedTuple):
     def is_lustre(self) -> bool:
         """Whether this is a mount of Lustre's client.
 
-        Its mount table always has the word ``nolock``, which there is not the option of NFS. Of ``flock`` and
-        ``localflock`` it has the one that is set; neither of them means that the mount has no locks.
+        The options of such a mount always include ``nolock``. This word does not mean that the mount has no locks: it
+        is not the option ``nolock`` of nfs(5). The mount has locks if its options include ``flock`` or ``localflock``.
         """
         return self.kind == "lustre"
 
@@ -133,8 +133,8 @@ class Mount(NamedTuple):
     def _objection_to_reads(self, coherence: str | None) -> Objection | None:
         """Return why reads in the mode `coherence` (None: the default) can't return current data; None if they can.
 
-        The user is responsible for a mode that was chosen. Only on GlusterFS and ceph-fuse one mode alone can return
-        current data.
+        A mode that the user has chosen is not checked, except on GlusterFS and ceph-fuse. On each of these two file
+        systems, only one mode can return current data.
         """
         if self.kind == "fuse.sshfs" and coherence is None:
             return Objection(
@@ -153,7 +153,7 @@ class Mount(NamedTuple):
         return None
 
     def _objection_to_ceph_fuse(self, coherence: str | None) -> Objection | None:
-        """Return the objection to reads through the caches of ceph-fuse, which are not valid under a lock either."""
+        """Return the objection to reads through the caches of ceph-fuse. A lock does not make these caches valid."""
         if coherence == DIRECT:
             return None
         return Objection(
@@ -199,7 +199,7 @@ class Mount(NamedTuple):
 
     @property
     def reads_why(self) -> str:
-        """The reason for `coherence`, as a clause."""
+        """Why this mount has the default mode `coherence`: a clause that ends a sentence of a message."""
         if self.is_local:
             return "the page cache of this host is always valid"
         if self.coherence == DIRECT:
@@ -208,21 +208,24 @@ class Mount(NamedTuple):
 
     @property
     def vanished_host(self) -> str:
-        """What the other hosts meet when a host with a log of this mount vanishes, as a sentence without its period."""
+        """What happens to the locks of a host that vanishes: a sentence without its period, for a message."""
         if self.is_local:
             return "no other host uses this file system; the kernel releases the locks of a process that ends"
         if self._is_nfs4:
-            return "the server gives its locks to others after its lease, 90 s by default; others can read meanwhile"
+            return (
+                "the server gives that host's locks to others after its lease, 90 s by default; others can still read"
+            )
         if self.is_nfs:
             return "the server of NFS 3 keeps its locks until that host is back, or an administrator releases them"
         if self.is_lustre:
             seconds = system.lustre_timeout()
             here = f"The timeout is {seconds} s here" if seconds else "Compare `lctl get_param timeout`"
             return (
-                "calls of other hosts block in the kernel until the server evicts it: 101 to 378 s were measured with a"
-                f" timeout of 100 s. {here}. An administrator can evict it at once (docs/how-to/a-job-hangs.md)"
+                "calls of other hosts block in the kernel until the server evicts that host: 101 to 378 s were measured"
+                f" with a timeout of 100 s. {here}. An administrator can evict the host at once"
+                " (docs/how-to/a-job-hangs.md)"
             )
-        return "when its locks are released is not known here"
+        return "it is not known when the server releases the locks of that host"
 
     @property
     def caution(self) -> str | None:

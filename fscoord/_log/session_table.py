@@ -27,7 +27,8 @@ class SessionTable:
         sealed_by: the number of the session that has sealed the generation that was read; 0 if it is not sealed.
         last: the highest session number so far.
         is_ended: whether a record that ends the run was read.
-        keeps_times: whether `times` is kept. The log sets it if other processes may append a handle's records for it.
+        keeps_times: whether `times` is kept. The log sets ``keeps_times`` if its writes are combined: then one process
+            may append the records of another process.
         times: {session number: time of its latest data record}; 0 if a snapshot says that the session has none. The
             data records of a snapshot count as written by the session that made it.
         has_all_times: whether `times` covers all records. False after a snapshot without times.
@@ -51,7 +52,7 @@ class SessionTable:
         """Discard the state. All records will be applied again, from the first record of a generation.
 
         Args:
-            is_first: whether it is the first generation of the log. Other generations begin with a snapshot.
+            is_first: whether that generation is the first of the log. Every other generation begins with a snapshot.
         """
         self.has_all_times = is_first
         self.times.clear()
@@ -66,7 +67,7 @@ class SessionTable:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def add(self, number: int, session: Session) -> None:
-        """Apply a session record. A second record of the same session may add a rank to the ranks it already has."""
+        """Apply a session record. A second record of the same session may add a rank to the session."""
         known = self.sessions.get(number)
         if known is not None:
             session = session._replace(since_ns=known.since_ns)
@@ -127,8 +128,9 @@ class SessionTable:
     def last_times(self) -> list[tuple[int, int]]:
         """Return (number, time of its last data record) for each session in a snapshot; empty if times are not known.
 
-        With combined writes, a session compares this time with its own request. So it learns whether its leader
-        appended the record of the request before the snapshot.
+        With combined writes, one session (the leader) appends the records of other sessions. A session compares its
+        time in the snapshot with the time of its request, to learn whether the leader had appended the record of the
+        request before the snapshot.
         """
         if not (self.keeps_times and self.has_all_times):
             return []

@@ -14,7 +14,7 @@ class StateMachine(Protocol):
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records. The value of a record that sets, appends or pushes a single value may be spilled.
 
-        A spilled value stays in the log's file. The record then holds its location.
+        A spilled value stays in the log's file. Then the record holds the location of the value, and not the value.
         """
 
     def mark_spilled(self, keys: set[bytes]) -> None:

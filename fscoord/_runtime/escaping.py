@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 
 _BYTE_IN_REPR = re.compile(r"(?<!\\)((?:\\\\)*)\\udc([89a-f][0-9a-f])")
-r"""Matches a byte that is not UTF-8 in the result of `repr`. A backslash of the original text is doubled there."""
+r"""Matches a byte that is not UTF-8 in the result of `repr`. `repr` has doubled each backslash of the original text."""
 
 
 def printable(data: str | bytes) -> str:

@@ -6,9 +6,10 @@ The waiting thread itself reads the events of inotify and of a FIFO. No other mo
 bindings of inotify are not a documented API, so the package requires a range of versions. If the bindings fail, waiters
 poll.
 
-The import of the bindings takes 30 to 40 ms of processor time, nine tenths of it for modules of the standard library
-that `inotify_c` imports (ctypes, logging, dataclasses). Loading `inotify_c` without its package would save little, and
-`dataclasses` would fail, because it needs the module in `sys.modules`.
+The bindings are in the module `inotify_c` of watchdog. Its import takes 30 to 40 ms of processor time. Nine tenths of
+this time are spent in modules of the standard library that `inotify_c` imports (ctypes, logging, dataclasses). To load
+`inotify_c` without its package would save little. It would also fail, because `dataclasses` looks up the module in
+`sys.modules`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELE
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
 
 EXHAUSTED = frozenset((system.errno.EMFILE, system.errno.ENOSPC))
-"""The error numbers when no inotify instance, watch or descriptor is left for this user or process (inotify(7))."""
+"""Each of these error numbers says that no inotify instance, watch or descriptor is left (inotify(7))."""
 PROCESSES_MAX = 256
 """The maximum number of processes that one source watches. Each process needs a descriptor."""
 
@@ -43,8 +44,8 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
         wake: the function that the thread of the source calls.
 
     Raises:
-        OSError: the file can't be watched, the user has no inotify instance or watch left, or this version of watchdog
-            has no bindings of inotify.
+        OSError: the file can't be watched, the user has no inotify instance or watch left, or the installed watchdog
+            lacks the functions for inotify.
         ImportError: watchdog can't be imported.
     """
     if system.is_fake_fs():
@@ -88,7 +89,11 @@ class PollableSource(ABC):
         self._interruptions = self._open(map(system.os.eventfd, (0,), (flags,)))
 
     def _open(self, opening: Iterator[int]) -> int:
-        """Open the descriptor that `opening` yields and record it, in one chain of C calls: rule 1 in `interrupts`."""
+        """Open a descriptor and record it, in one chain of C calls (rule 1 in `interrupts`). Return the descriptor.
+
+        Args:
+            opening: an iterator in C, such as a `map`, whose first item is the new descriptor.
+        """
         system.occupy_standard_descriptors()
         opened: list[int] = []
         system.in_one_chain(partial(opened.extend, opening), partial(self._descriptors.update, opened))
@@ -97,11 +102,11 @@ class PollableSource(ABC):
     def _require_open(self) -> None:
         """Raise an `OSError` if a signal handler has forked this process while the source was created."""
         if self.is_closed:
-            raise OSError(system.errno.EBADF, "the process was forked meanwhile")
+            raise OSError(system.errno.EBADF, "a fork has closed the descriptors of this source of events")
 
     @property
     def _pidfds(self) -> Any:
-        """The epoll(7) of the pidfds; None before the first process is watched."""
+        """The epoll(7) instance to which the pidfds are added; None before the first process is watched."""
         return self._epolls.get("pidfds")
 
     @abstractmethod
@@ -111,8 +116,8 @@ class PollableSource(ABC):
     def watch_process(self, pid: int) -> bool:
         """Watch process `pid`, so that `wait` also returns when the process ends.
 
-        The pidfds are in an epoll(7), because a descriptor can be added to it while another thread waits for it. If the
-        process has ended already, `wait` returns at once, or pidfd_open(2) fails.
+        The pidfd of the process is added to an epoll(7) instance, because that is possible while another thread waits.
+        If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
 
         Returns:
             False if the process can't be watched. Possible reasons: the source is closed, it watches `PROCESSES_MAX`
@@ -206,7 +211,10 @@ class Inotify(PollableSource):
         inotify_c = system.import_uninterrupted("watchdog.observers.inotify_c")
         ctypes = system.import_uninterrupted("ctypes")
         if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
-            raise OSError(system.errno.ENOSYS, "this version of watchdog has no bindings of inotify")
+            raise OSError(
+                system.errno.ENOSYS,
+                "the installed watchdog lacks inotify_init; install the version that fscoord requires",
+            )
         super().__init__()
         fd = self._open(starmap(inotify_c.inotify_init, ((),)))
         if fd < 0:

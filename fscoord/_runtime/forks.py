@@ -52,7 +52,8 @@ _steps: dict[str, Callable[[], None]] = {}
 _life = [1]
 _guards: dict[int, Any] = {}
 """{process id: the mutex of `recover_from_fork`}. After a fork by C code, several threads of the child may call
-`recover_from_fork` at the same time. A child never uses the mutex of its parent, because it may be locked."""
+`recover_from_fork` at the same time. A child never uses the mutex of its parent, because that mutex may be locked
+for ever."""
 
 
 class WeakObjects(Generic[T]):
@@ -151,7 +152,7 @@ def _make_mark() -> Any:
 
 
 fork_marker = _make_mark()
-"""A page of memory whose first byte is 0 in a forked child until `recover_from_fork` has run. Otherwise it is 1.
+"""A page of memory. Its first byte is 0 in a forked child until `recover_from_fork` has run, and otherwise 1.
 
 The kernel fills the page with zeros in each child (MADV_WIPEONFORK), also after a fork by C code. Reading the byte
 takes 15 ns, a tenth of the time of getpid(2).

@@ -29,9 +29,9 @@ a C function, and at a jump backwards.
    needed, and `start_thread` starts every thread.
 
 A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
-would release the lock. So a forked child abandons the unfinished imports of this module, and starts them again. It does
-not abandon the imports of the program's own threads. If an import in the child waits for one of them, it fails after
-`CHILD_LIMIT_S` seconds. After a fork by C code, every import in the child may fail in this way, because the
+would release the lock. So a forked child abandons the unfinished imports of this module, and starts them again. The
+child does not abandon the imports of the program's own threads. An import in the child that waits for such an import
+fails after `CHILD_LIMIT_S` seconds. After a fork by C code, every import in the child may fail in this way, because the
 interpreter's global import lock may be locked: Python resets this lock only after `os.fork`.
 """
 
@@ -140,11 +140,12 @@ def raise_unless_closed(error: BaseException) -> None:
 
 
 LIMIT_S: Final = 60.0
-"""The longest import, in seconds. A longer import is a deadlock: a signal handler has interrupted an import, and now
-imports the same module."""
+"""The time limit of an import, in seconds. A longer import is treated as a deadlock, in which a signal handler has
+interrupted an import and imports the same module."""
 
 CHILD_LIMIT_S: Final = 1.0
-"""The longest import in a forked child, if other threads of the parent were importing modules during the fork."""
+"""The time limit of an import in a forked child, in seconds, if other threads of the parent were importing modules
+during the fork."""
 
 _LOOK_S: Final = 0.05
 """The interval, in seconds, at which a thread that waits for a `BareCall` checks whether the process was forked."""
@@ -154,7 +155,7 @@ _importlib: Any = sys.modules["_frozen_importlib"]
 
 
 class HelperThread(threading.Thread):  # the real `Thread`, even if a test replaces `threading`
-    """The class of all threads that this package starts, to tell them from the threads of the program."""
+    """The class of all threads that this package starts. It distinguishes them from the threads of the program."""
 
 
 class BareCall(Generic[T]):
@@ -272,7 +273,10 @@ def import_uninterrupted(name: str) -> Any:
     if found is None or getattr(found.__spec__, "_initializing", False):
         late = _late.get(name)
         if late is not None and not late.is_over:
-            raise _unable(name, "an earlier import of this module has not ended, because it waits for another import")
+            raise _unable(
+                name,
+                "an earlier import of this module still waits for another import; import it when the program starts",
+            )
         if _owner(_locks().get(name)) == threading.get_ident():
             raise _unable(
                 name,
@@ -282,7 +286,11 @@ def import_uninterrupted(name: str) -> Any:
         while call.refusal is None and not call.wait(_limit_s[0]):
             if not call.is_lost:
                 _late[name] = call
-                raise _unable(name, f"timeout: after {_limit_s[0]:g} s its import still waits for another import")
+                raise _unable(
+                    name,
+                    f"timeout: after {_limit_s[0]:g} s its import still waits for another import; import it when the"
+                    " program starts",
+                )
             process_epoch()  # after a fork in C, this call abandons the import
             call = BareCall(partial(_import, name))
         if call.refusal is not None:

@@ -1,4 +1,4 @@
-"""The loggers of the package. They import `logging` when first used, because it would slow the package's import.
+"""The loggers of the package. The first use of a logger imports `logging`, to keep the import of fscoord fast.
 
 Logging never fails an operation. If `logging` can't be imported, for example because no descriptor is left, messages
 are dropped.

@@ -96,8 +96,8 @@ def is_fake_fs() -> bool:
 fake_fs_mutex = threading.RLock()
 """Held during all file operations on a fake file system, because pyfakefs is not thread-safe.
 
-Since Python 3.13, while one thread is in a call of pyfakefs, the calls of all other threads reach the real ``os``. It
-would apply the descriptor numbers of fake files to real files.
+Since Python 3.13, while one thread is in a call of pyfakefs, the calls of all other threads reach the real ``os``. The
+real ``os`` would apply the descriptor numbers of fake files to real files.
 """
 
 
@@ -110,7 +110,10 @@ after_fork_in_child("faked files", _renew_faked_mutex)
 
 
 def serialized_on_fake_fs(method: Callable[P, R]) -> Callable[P, R]:
-    """Make `method` hold `fake_fs_mutex` on a fake file system. Needed if it uses files without the mutex of a log."""
+    """Make `method` hold `fake_fs_mutex` on a fake file system.
+
+    A method needs this decorator if it uses files while it does not hold the mutex of a log.
+    """
 
     @functools.wraps(method)
     def alone(*arguments: P.args, **named: P.kwargs) -> R:
@@ -509,8 +512,8 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     """Close `descriptors` as soon as `owner` is collected.
 
     `weakref.finalize` is written in Python. If a signal handler interrupted it with an exception, the descriptors would
-    stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). `next` drives the
-    iterator of all calls to its end, because no call returns a true value.
+    stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). The callback makes all
+    calls of an iterator: `next` searches `filter(None, calls)` for a true result, and no call returns a true result.
     """
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
         weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
@@ -590,9 +593,9 @@ handler of the program may join the thread."""
 
 
 def is_ended_by_exit() -> bool:
-    """Return whether this is a daemon thread of the program, and the process is exiting.
+    """Return whether the process is exiting, and the calling thread is a daemon thread of the program.
 
-    Then the interpreter soon ends the thread. An operation that can't succeed any more should sleep for `EXIT_MAX_S`
+    The interpreter soon ends such a thread. An operation that can't succeed any more should sleep for `EXIT_MAX_S`
     seconds before it raises its error. Otherwise a program that ends normally would print a traceback. The thread must
     hold no mutex during the sleep, because the main thread may need the mutex to close a store.
     """
@@ -617,7 +620,7 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
 def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
     """Like `try_thread`, for a `call` that blocks in the kernel. Return an error under gevent or eventlet.
 
-    Their green threads are all blocked when one of them blocks in the kernel. So the caller must poll instead.
+    If one green thread of gevent or eventlet blocks in the kernel, all of them are blocked. So the caller must poll.
     """
     if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
         return RuntimeError("a green thread must not block in the kernel")

@@ -48,8 +48,8 @@ LONGEST_DELAY_NS: Final = 1_000_000_000
 """A span that ends more than this many ns after the last write is written at once."""
 
 LONG_SLEEP_S: Final = 0.1
-"""A wait or a sleep of more than so many seconds is long. Open spans are written before the next sleep of a long wait,
-and before a long sleep."""
+"""A wait or a sleep is long if it lasts for more than this many seconds. Open spans are written before the next sleep
+of a long wait, and before a long sleep."""
 
 PENDING_MAX: Final = 8192
 OPEN_MAX: Final = 8192
@@ -63,9 +63,9 @@ RETRY_S: Final = 10.0
 Span = list[Any]
 """One span: a list of `KIND`, number, thread, `BEGIN`, `END`, name, place, rank and `OUTCOME`, followed by facts.
 
-A list needs a quarter of the time of an object with attributes, and can be encoded directly. The facts are names and
-values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other modules pass
-spans on and don't read them.
+A list takes a quarter of the time that an object with attributes takes, and can be encoded directly. The facts are
+names and values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other
+modules pass spans on and don't read them.
 """
 
 KIND, NUMBER, THREAD, BEGIN, END, NAME, PLACE, RANK, OUTCOME = range(9)

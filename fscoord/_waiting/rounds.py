@@ -122,8 +122,15 @@ def add_arrivals(
 ) -> tuple[bytes, bool] | None:
     """Return the tokens to append to `text` for the arrivals of `ranks` and `own`, and whether the round is complete.
 
-    Return None if `text` has a verdict, a malformed token or another world size. With `is_first`, a token for `own` is
-    returned even if `text` has one already, and the result is None if all ranks have arrived in `text`.
+    Return None if `text` has a verdict, a malformed token or another world size.
+
+    Args:
+        text: the value of ``{prefix}/arrivals``.
+        ranks: ranks that have arrived in arrival slots. A rank that has an arrival in `text` gets no second token.
+        own: the rank of the caller, or None. The token of `own` comes last.
+        world_size: how many ranks must arrive.
+        is_first: whether `own` gets a token even if `text` has an arrival of `own`. Then the result is None if `text`
+            has the arrivals of all ranks.
     """
     size, come = b"/%d" % world_size, set()
     for token in text.split():

@@ -17,7 +17,8 @@ FIRST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 0.05
 
 FIRST_S: Final = 30.0
-"""How long a wait lasts before the first warning, in seconds. Each later warning comes when this time has doubled."""
+"""How long a wait lasts before the first warning, in seconds. A further warning comes each time when the duration of
+the wait has doubled since the last warning."""
 
 SHOW_S: Final = 1.0
 """How long a wait lasts before a store shows it to other processes, in seconds. A shorter wait writes nothing."""
@@ -106,7 +107,11 @@ class SlowWaitLogger:
         return self.due
 
     def warn_if_due(self, describe: Callable[[], str] | None = None) -> None:
-        """Log that the wait continues, if a warning is due. `describe` returns a text that says what is waited for."""
+        """Log that the wait continues, if a warning is due.
+
+        Args:
+            describe: returns a text that says for what the caller waits. None: the function of the constructor.
+        """
         now = system.time.monotonic()
         if now >= self._next:
             waited = now - self.started

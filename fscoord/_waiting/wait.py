@@ -31,10 +31,10 @@ ITEM: Final = "item"
 
 
 class NeededRanks:
-    """Ranks that a wait needs alive. The value of `key` shows which of these ranks are still needed.
+    """Ranks whose death ends a wait. The value of `key` shows which of these ranks the wait still needs.
 
-    Iteration yields the ranks that were needed at the beginning. A store that ignores `key` watches all of them, so it
-    may report the death of a rank that is not needed any more.
+    Iteration yields the ranks that were needed at the beginning. A store that ignores `key` watches all of these ranks,
+    so the store may report the death of a rank that is not needed any more.
 
     Args:
         ranks: the ranks that are needed at the beginning.
@@ -105,8 +105,8 @@ class ArrivalRequest(NamedTuple):
             end of the barrier.
         begun: the unfinished arrival that `Store._meet` has returned; None: a new arrival.
 
-    The answer is None if `done` is set, or is not waited for. It is the new value of `key` if `is_last` can't tell
-    which arrival is the last. Then the caller must parse the value.
+    The answer is the new value of `key` if `is_last` returns None for this value. Then the caller must parse the value,
+    to find out whether its arrival is the last. In all other cases the answer is None.
     """
 
     key: bytes

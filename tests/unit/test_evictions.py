@@ -330,7 +330,7 @@ def test_writer_goes_on_after_the_writes_that_a_vanished_host_had_not_synced(
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (LUSTRE, "until the server evicts it.*The timeout is 40 s here.*a-job-hangs"),
+        (LUSTRE, "until the server evicts that host.*The timeout is 40 s here.*a-job-hangs"),
         (NFS, "after its lease"),
         ("nfs server:/x rw,vers=3", "keeps its locks until that host is back"),
         ("tmpfs tmpfs rw", "no other host"),

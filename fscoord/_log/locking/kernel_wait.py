@@ -6,8 +6,8 @@ serves. The flags matter, because a handle that reads under the lock can't use a
 only.
 
 The thread blocks on a descriptor of its own. If it blocked on the descriptor of a handle, all waiters might give up,
-and another thread might acquire the lock on that descriptor. Then the kernel would grant the blocked call as well,
-because a lock belongs to a descriptor, and two threads would have the lock.
+and another thread might acquire the lock on that descriptor. A lock belongs to a descriptor, so the kernel would then
+grant the blocked call as well. Two threads would have the lock.
 
 When the kernel grants the lock, the thread hands the lock over to the first waiter, together with the descriptor. If no
 waiter is left, the thread releases the lock.
@@ -16,10 +16,10 @@ On a mount that hosts share, the thread then keeps the waiter's old descriptor a
 the next waiter. So the next wait needs no new thread, and no request to open the file. The spare descriptor holds no
 lock. It is closed when the handle is closed or enters another generation.
 
-The order of the locks: `_guard` protects `_requests` and the list of waiters of each request. It is held for a few
-lines only, and nothing blocks in them. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and
-no thread takes the two in the opposite order. In particular, the thread that hands over a lock does not hold `_guard`
-when it takes the process mutex.
+The order of the locks: `_guard` protects `_requests` and the list of waiters of each request. A thread holds `_guard`
+for a few lines only, and does not block in these lines. A thread that holds a process mutex may take `_guard` (see
+`cancel_wait`). No thread takes a process mutex while it holds `_guard`: the thread that hands over a lock releases
+`_guard` before it takes the process mutex.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def wait_for_lock(
     keeps: bool = False,
     show_life: Callable[[], None] | None = None,
 ) -> None:
-    """Wait up to `left` seconds for `lock`. Return early if the lock was handed over, or the caller must try again.
+    """Wait up to `left` seconds for `lock`. Return early if the lock was handed over, or if the caller must try again.
 
     If no thread can be started, return at once, and set `lock.can_block` to False.
 
@@ -121,8 +121,8 @@ class _Waiter:
 class _LockThread:
     """A thread that blocks in the kernel for the lock of one log, and hands the lock over to the first waiter.
 
-    This thread, and not the waiter, stores the handover in the waiter's lock, because no KeyboardInterrupt can reach
-    it: Python raises KeyboardInterrupt in the main thread only.
+    This thread stores the handover in the `LogLock` of the waiter. If the waiter stored the handover, a
+    KeyboardInterrupt could come between two of the steps. Python raises KeyboardInterrupt in the main thread only.
 
     Attributes:
         key: the key of this thread in `_requests`.
@@ -196,7 +196,10 @@ class _LockThread:
             self._close_fd()
 
     def _open_for(self, waiter: _Waiter) -> bool:
-        """Set ``fd`` to the spare descriptor if it is for the waiter's lock, or else to a new one. Return which."""
+        """Set ``fd`` to the spare descriptor if the spare is for the waiter's lock, and otherwise to a new descriptor.
+
+        Return whether ``fd`` is the spare descriptor.
+        """
         if self.keeps_for(waiter.lock):
             try:
                 # In one step, so that a child that is forked meanwhile finds it in one of the sets, and closes it.
@@ -216,11 +219,11 @@ class _LockThread:
         system.close_quietly(fd)
 
     def keeps_for(self, lock: LogLock) -> bool:
-        """Return whether the spare descriptor, if there is one, is for `lock`."""
+        """Return whether ``spare_of`` refers to `lock`. The set ``spare`` may be empty."""
         return self.spare_of is not None and self.spare_of() is lock
 
     def drop_spare(self) -> None:
-        """Close the spare descriptor, if there is one. A thread without a spare descriptor and waiters ends."""
+        """Close the spare descriptor, if there is one. The thread ends if it also has no waiter."""
         try:
             # One chain removes and closes it (rule 1 in `interrupts`). Of two threads that come here, one finds it.
             system.in_one_chain(partial(list, map(system.os.close, map(set.pop, (self.spare,)))))
@@ -303,8 +306,8 @@ class _LockThread:
 _requests: dict[tuple[int, int, int, int], _LockThread] = {}
 """The threads of this process that wait in the kernel. The key is (device, inode number, kind of lock, open flags)."""
 _guard = [system.threading.RLock()]
-"""Protects `_requests` and the waiters of each. It is re-entrant because a signal handler may interrupt its holder and
-take it again."""
+"""Protects `_requests` and the list of waiters of each request. The mutex is re-entrant, because a signal handler may
+interrupt the thread that holds the mutex, and take it again."""
 
 
 def _file_key(fd: int, kind: int) -> tuple[int, int, int]:

@@ -1,7 +1,9 @@
-"""`LogLock`: the advisory lock of a log, in one of three kinds. It reports its holder. A wait for it has a deadline.
+"""`LogLock`: the advisory lock of a log. It has one of three kinds: ``ofd``, ``flock`` or ``soft``.
 
-`LogLock.try_lock` and `LogLock.unlock` are attributes. For the kernel's kinds of lock, ``unlock`` is a C function with
-its arguments bound. A caller of this form ::
+A `LogLock` reports which session holds the lock. A wait for the lock has a deadline.
+
+`LogLock.try_lock` and `LogLock.unlock` are attributes. For the kinds ``ofd`` and ``flock``, ``unlock`` is a C function
+with its arguments bound. A caller of this form ::
 
     try:
         lock.try_lock()
@@ -11,11 +13,12 @@ its arguments bound. A caller of this form ::
 
 always releases the lock, even after a KeyboardInterrupt. Python handles signals between two statements, and when it
 enters a Python function, but not before a C function that is the first call of a ``finally`` block. If ``unlock`` were
-a Python function, or came second, Ctrl-C could skip it, and the lock would stay held until the process ends. The
-``unlock`` of a lock that is not held does nothing, so it may follow a ``try_lock`` that failed.
+a Python function, or were not the first call of the block, Ctrl-C could skip ``unlock``, and the lock would stay held
+until the process ends. The ``unlock`` of a lock that is not held does nothing, so it may follow a ``try_lock`` that
+failed.
 
 The log lock of session n is the byte range [L, L+1+n). All ranges share byte L, so they exclude each other. F_OFD_GETLK
-does not report the holder of a range, but it reports its length (fcntl(2)), and the length gives the session.
+does not report the holder of a range, but it reports the length of the range (fcntl(2)). The length gives the session.
 """
 
 from __future__ import annotations
@@ -44,10 +47,11 @@ NAP_PHASE_S: Final = 0.02
 faster: if the kernel grants the lock to a sleeping process, no process uses the lock until that process has woken."""
 IN_A_ROW_NAP_S: Final = 0.001
 IN_A_ROW_PHASES: Final = 2.5
-"""How long each nap of a writer that writes without a pause takes, in seconds, and for how many `NAP_PHASE_S` it naps.
+"""The naps of a writer that writes again without a pause, while it waits for the lock.
 
-The other writers get the lock at the first attempt more often while this writer naps. A wake-up costs more than a
-write, so few long naps are better than many short ones.
+`IN_A_ROW_NAP_S` is the length of each nap, in seconds. The writer naps for `IN_A_ROW_PHASES` times `NAP_PHASE_S`, and
+waits in the kernel after that. The other writers get the lock at the first attempt more often while this writer naps. A
+wake-up costs more than a write, so few long naps are better than many short ones.
 """
 POLL_S: Final = 0.05
 DEADLOCK_NAP_S: Final = 0.001
@@ -64,7 +68,7 @@ def _nothing() -> None:
 
 def _no_descriptor() -> None:
     """Raise OSError (EBADF), in place of `try_lock`, because a fork has closed the descriptor."""
-    raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
+    raise OSError(system.errno.EBADF, "the descriptor of the log was closed by a fork")
 
 
 def no_ofd_locks(path: str) -> UnsupportedFilesystemError:
@@ -220,12 +224,14 @@ class LogLock:
         in_a_row: bool = False,
         show_life: Callable[[], None] | None = None,
     ) -> bool:
-        """Wait before the next attempt to lock. Return whether it was a long nap, so that others may have written much.
+        """Wait before the next attempt to lock. Return whether the wait was a nap of `IN_A_ROW_NAP_S`.
+
+        Other handles may append many records during such a nap.
 
         Args:
             attempt: the number of attempts so far.
             waited: how long the caller has waited, in seconds.
-            left: how long it may still wait, in seconds.
+            left: how long the caller may still wait, in seconds.
             reopen: a function that opens the log once more, and returns the descriptor.
             flags: the flags of open(2) with which `reopen` opens the log.
             patient: whether to nap and retry for a while before waiting in the kernel.
@@ -254,10 +260,10 @@ class LogLock:
     def block(self, fd: int, session: int) -> None:
         """Block in the kernel until descriptor `fd` has the lock, with the range of `session`.
 
-        Linux reports EDEADLK only for the locks of a process, and Lustre for these locks, too. Its server follows the
-        chain of waiters and holders, by what it knows of other hosts at that moment, and a waiter that was killed may
-        still be in the chain. No wait of a log is part of a real deadlock, because the descriptor that waits holds no
-        lock, and the holder of a log's lock waits for no other lock. So EDEADLK means here that the lock is held.
+        Linux does not report EDEADLK for these kinds of lock, but Lustre does. The server of Lustre follows the chain
+        of waiters and holders. The chain may have waiters that were killed, and holders on other hosts that have
+        released their locks. A wait for a log's lock is never part of a real deadlock: the descriptor that waits holds
+        no lock, and the holder of a log's lock waits for no other lock. So EDEADLK means here that the lock is held.
         """
         fcntl, nap = system.fcntl, DEADLOCK_NAP_S
         while True:
@@ -301,8 +307,8 @@ class LogLock:
     def _change_range(self, session: int) -> None:
         """Change the locked range from the range of `session` to the range of this handle's session.
 
-        Byte L stays locked. If the range becomes shorter, the rest is unlocked here, because `unlock` releases only the
-        range of this handle's session.
+        Byte L stays locked. If the range becomes shorter, this method unlocks the rest, because `unlock` releases only
+        the range of this handle's session.
         """
         fcntl, longer = system.fcntl, session - self.session
         tail = system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, BASE + 1 + self.session, longer, 0) if longer > 0 else b""
@@ -313,7 +319,7 @@ class LogLock:
                 self.try_lock()
 
     def leave(self) -> None:
-        """Unlock and close, because the log continues in another file. The caller holds the mutex.
+        """Release the lock and call `close`, because the log continues in another file. The caller holds the mutex.
 
         Raises:
             OSError: the symbolic link of a soft lock may still exist.

@@ -1,4 +1,4 @@
-"""`ProcessMutex`: the mutex of one log among the threads of this process, whichever handles they use."""
+"""`ProcessMutex`: the mutex of one log, which all threads of this process share, also if they use different handles."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _guard = [system.threading.RLock()]
 
 
 LogKey = tuple[bytes, int, int]
-"""Identifies a log on this host: (id, device of generation 0, its inode number). A copy of the log has the same id."""
+"""Identifies a log on this host: (id, device of generation 0, its inode number). A copy of the log has the
+same id, but another device or inode number."""
 
 
 def process_mutex_for(key: LogKey) -> ProcessMutex:

@@ -1,8 +1,8 @@
 """`LargeValues`: read the spilled values of one handle, which stay in the file and not in memory.
 
-The offset of a spilled value is valid only in the generation in use. When the handle enters the next generation, it
-finds the new offsets: it reads the heads of the snapshot's records there, without their values. So the file of the
-superseded generation can be closed at once.
+The offset of a spilled value is valid only in the generation in use. The next generation begins with a snapshot. When a
+handle enters the next generation, it reads the head of each record of the snapshot, without the value, and so finds the
+new offset of each spilled value. So the file of the superseded generation can be closed at once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
 _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
-"""Recovery flags with which the read descriptor may refer to another file."""
+"""If one of these recovery flags is set, the read descriptor may refer to another file."""
 SERVER_FORGOT: Final = frozenset(
     getattr(system.errno, name) for name in ("ESTALE", "EIO", "ENOTCONN", "ESHUTDOWN") if hasattr(system.errno, name)
 )
 """The errors of system calls after the file server has restarted or evicted this host, or another host has removed the
 file."""
 TRIES: Final = 4
-"""How many times an operation is tried if the server has forgotten the file. Then the error is raised."""
+"""How many times an operation is tried if the server has forgotten the file. The last try raises the error."""
 
 
 class LargeValues:
@@ -40,7 +40,8 @@ class LargeValues:
     def relocate(self, place: LogPosition) -> None:
         """Replace the offsets of the spilled values by their offsets in the next generation's snapshot.
 
-        The snapshot ends at `place`. If a value is missing in it, the cursor is reset, to read the whole generation.
+        The snapshot ends at `place`. If the snapshot lacks one of the values, the cursor is reset, so that the next
+        read applies the whole generation.
         """
         handle = self._handle
         long = spill.find_long(handle.reader_fd, handle.start, place, handle.spill_at)
@@ -55,7 +56,7 @@ class LargeValues:
         """Return the bytes of a spilled value. The caller holds the mutex, but not the log's lock.
 
         Raises:
-            NeedsLock: the read failed, or the bytes have changed. `read_locked` finds out which.
+            NeedsLock: the read failed, or the bytes have changed. `read_locked` distinguishes the two cases.
         """
         if self._handle.recovery & _LOST:
             raise NeedsLock

@@ -95,7 +95,10 @@ class LogWriter:
 
 
 def append_each(append: Callable[..., object], records: Iterable[tuple[Any, ...]]) -> None:
-    """Call ``append(*each)`` for each of `records`. If it fails after the first record, set ``maybe_applied``."""
+    """Call ``append(*each)`` for each of `records`.
+
+    If a call raises a `StoreUnavailableError` after the first record was appended, set the error's ``maybe_applied``.
+    """
     is_first = True
     try:
         for each in records:

@@ -15,8 +15,8 @@ because **no token is written twice**:
   comes back. So after the next event the waiter reads the log.
 - A waiter that overwrites a cell leaves it armed. A later writer signals an event for all waiters of the bucket.
 - A writer that overwrites a cell signals an event afterwards.
-- A writer that finds a cell cleared signals nothing: another writer has cleared the cell after every waiter had armed
-  it, and signals an event afterwards.
+- A writer that finds a cell cleared signals nothing. Every waiter of the bucket armed the cell before another writer
+  cleared it, and that other writer signals an event afterwards.
 
 `tests/unit/test_bell_schedules.py` tries every schedule of a few waiters and writers. A counter of one byte in each
 cell would not be enough: a late write can restore an old value, and then two waiters and two writers lose a ring.
@@ -106,7 +106,8 @@ class Doorbell:
 
     Raises:
         OSError: the bell can't be opened or created.
-        InsecurePathError: the file at `path` is not a regular file, or users whom `mode` does not allow can write it.
+        InsecurePathError: the file at `path` is not a regular file, or other users can write it although `mode` does
+            not allow that.
     """
 
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
@@ -158,7 +159,8 @@ class Doorbell:
 
         Args:
             number: the bucket.
-            state: a result of `read`, read after the caller has stored its event count. None: the cell is read now.
+            state: the result of a call of `read` that the caller made after it had stored its event count. None: the
+                cell is read now.
         """
         found = system.os.pread(self.fd, CELL, number * CELL) if state is None else cell(state, number)
         if found and found[0] & 1:
@@ -205,7 +207,7 @@ class Doorbell:
         return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
     def _signal_fifo(self) -> None:
-        """Wake the processes that wait on the FIFO, if the bell says that there may be any."""
+        """Wake the processes that wait on the FIFO, if the byte at `FIFO_BYTE` is set."""
         if system.os.pread(self.fd, 1, FIFO_BYTE) != b"\1":
             return
         flags = system.os.O_WRONLY | system.O_NONBLOCK | system.O_CLOEXEC | system.O_NOFOLLOW
@@ -221,13 +223,14 @@ class Doorbell:
             raise_if_foreign(error)
 
     def open_fifo(self) -> int:
-        """Open the FIFO beside the bell for reading, and make writers signal it. Create the FIFO if it is missing.
+        """Open the FIFO beside the bell for reading, and set the byte at `FIFO_BYTE`. Create the FIFO if it is missing.
 
         Return its descriptor. `close` closes it.
 
         Raises:
             OSError: the FIFO can't be opened or created, or the bell can't be written.
-            InsecurePathError: the file is not a FIFO, or users whom the mode of the bell does not allow can write it.
+            InsecurePathError: the file is not a FIFO, or other users can write it although the mode of the bell does
+                not allow that.
         """
         path, reading, owned_fds = self.path + FIFO_SUFFIX, system.os.O_RDONLY, self._descriptors
         try:

@@ -43,13 +43,13 @@ class Waiter:
     """Decides how long one wait, by a thread or a task, sleeps between two reads of the log.
 
     Args:
-        watcher: wakes this waiter.
-        longest_sleep: for a wait that also watches for deaths: a function that returns the longest sleep in seconds.
-            The death of a watched process then also ends a sleep. None for any other wait.
+        watcher: the watcher that wakes this waiter.
+        longest_sleep: a function that returns the longest sleep in seconds, if the wait also watches for deaths. The
+            death of a watched process then ends a sleep, too. None: the wait does not watch for deaths.
         other_buckets: further buckets whose ring ends a sleep.
 
     Attributes:
-        waker: ends the sleep of this waiter.
+        waker: the object whose `set` ends the sleep of this waiter.
         event_count: the value of `ChangeWatcher.event_count` when this waiter was armed or last checked its cells.
         was_rung: whether a ring ended the last sleep. If false, the sleep ended because a poll was due.
         is_over: whether the wait must end because the store was closed.
@@ -88,7 +88,7 @@ class Waiter:
         self._pause = 0.0
 
     def arm(self, bucket: int) -> None:
-        """Arm `bucket`. The caller then reads the log. A write to the bucket after that ends the next sleep."""
+        """Arm `bucket`. The caller then reads the log. A write to the bucket after this call ends the next sleep."""
         watcher = self.watcher
         self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
         if bell is not None:
@@ -191,8 +191,9 @@ class ChangeWatcher:
     Args:
         log_path: the path of the log.
         bell: the bell that is watched; None: the log itself is watched.
-        mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which raises an error if the platform has no inotify. A process
-            that gets no inotify instance uses the FIFO beside the bell instead.
+        mode: ``"poll"``: the waiters poll. ``"auto"``: the waiters poll if no source of events can be opened.
+            ``"inotify"``: an error is raised in that case, and also if the platform has no inotify. In the last two
+            modes, the FIFO beside the bell is the source of events if the user has no inotify instance left.
         is_local: whether every writer is on this host, so that inotify reports all changes.
         elect: a function that joins the election of the node's poller. Its arguments are the bell, and a function that
             makes every sleeper call `Waiter.is_rung` again. None: no process polls for other processes.
@@ -205,7 +206,7 @@ class ChangeWatcher:
         deaths: the number of watched processes that have ended.
         begin_sleep: a C function that adds a `Waiter` to those that a ring wakes. The caller must call `Waiter.is_rung`
             afterwards, because earlier events have not woken the waiter.
-        is_outdated: whether the watched file is not the file in which the log continues.
+        is_outdated: whether the log continues in another file than the watched file.
         election: the election of the node's poller, or None.
     """
 
@@ -372,7 +373,7 @@ class ChangeWatcher:
     # -- sleeping --------------------------------------------------------------------------------------------------
 
     def end_sleep(self, sleeper: Waiter) -> None:
-        """Remove `sleeper` from the waiters that a ring wakes, and wake another one to read the events in its place."""
+        """Remove `sleeper` from the waiters that a ring wakes, and wake another waiter, which reads the events next."""
         self._sleeping.discard(sleeper)
         if self._sleeping:
             self._pass_reader_role()
@@ -450,7 +451,8 @@ class ChangeWatcher:
 _watchers: weakref.WeakValueDictionary[tuple[LogKey, str, WaitBackend], ChangeWatcher] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]  # guards insertion into `_watchers`
 _instances: weakref.WeakSet[ChangeWatcher] = weakref.WeakSet()
-"""All watchers, for `after_fork` in a child. A watcher is added before it opens files, in case a handler forks."""
+"""All watchers, for `after_fork` in a child. A watcher is added before it opens files, because a signal handler may
+fork the process at any moment."""
 
 
 def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:
