@@ -190,7 +190,8 @@ def get_all(
         timeout: one limit for the whole call, in seconds or as a `timedelta`; None: the store's timeout.
 
     Raises:
-        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
+        StoreTimeoutError: some ranks set no data, or, on rank 0, some ranks have not finished. The error names these
+            ranks.
         UsedBeforeError: a call of `get_all` with this prefix has already finished on all ranks.
         BarrierError: `rank` is not below `world_size`.
     """
@@ -239,7 +240,8 @@ def synchronize(
         key: another name of `key_prefix`.
 
     Raises:
-        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
+        StoreTimeoutError: some ranks set no data, or, on rank 0, some ranks have not finished. The error names these
+            ranks.
         UsedBeforeError: the prefix has been used before. Nothing was overwritten.
         BarrierError: `rank` is not below `world_size`.
     """
