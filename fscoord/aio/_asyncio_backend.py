@@ -16,7 +16,7 @@ LONGEST_S: Final = 86400.0
 
 
 class AsyncioWaker:
-    """Wakes a task that sleeps in `sleep`: the task's version of `system.AutoResetEvent`. Any thread may set it."""
+    """Wakes the task that sleeps in `sleep`. Any thread may call `set`. Threads use `system.AutoResetEvent` instead."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -24,7 +24,7 @@ class AsyncioWaker:
         self._sleep: Callable[[], asyncio.Future[None] | None] = _no_sleep
 
     def set(self) -> bool:
-        """Wake the task, or end its next sleep at once.
+        """Wake the task. If the task does not sleep now, its next `sleep` returns at once.
 
         Returns:
             False if the waker was set already, or if the loop is closed.
@@ -99,7 +99,10 @@ class AsyncioBackend(WaitBackend):
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> bool:
-    """Schedule a call in `loop` from any thread. Return False if the loop is closed, so that no task waits in it."""
+    """Schedule `call` in `loop`. Any thread may call this function.
+
+    Return False if the loop is closed. The call is then not scheduled, and no task waits for it.
+    """
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError as error:
@@ -109,7 +112,7 @@ def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arg
 
 
 def _no_sleep() -> None:
-    """Return None, like a weak reference to a dead object. `AsyncioWaker` uses it while its task does not sleep."""
+    """Return None, like a weak reference to a dead future. `AsyncioWaker._sleep` is this function between sleeps."""
 
 
 def finish(future: asyncio.Future[None] | None) -> None:

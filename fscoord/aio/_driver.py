@@ -40,7 +40,7 @@ SLICE_S: Final = 0.2
 """The longest call of `SlicedWaits`, in seconds. A cancelled wait ends after this time at the latest."""
 
 PAUSE_S: Final = 0.02
-"""The pause between two calls, in seconds, while the awaited key has a queue instead of a value, or the reverse."""
+"""How many seconds `SlicedWaits` pauses after a call that found the keys, but no answer; see `SlicedWaits._look`."""
 
 WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
 
@@ -106,9 +106,9 @@ class StoreDriver:
 
 
 def _close_amid(store: Store, error: BaseException | None) -> None:
-    """Close `store` in this thread while `error`, the current exception of the task, is also the thread's.
+    """Close `store` in this thread. Meanwhile, `error` is the current exception of this thread, as it is of the task.
 
-    `FileStore.close` uses `sys.exc_info` to find out whether this process leaves because it failed.
+    `FileStore.close` reads `sys.exc_info` to find out whether the store is closed because of an error.
     """
     if error is None:
         store.close()
@@ -123,7 +123,10 @@ def _close_amid(store: Store, error: BaseException | None) -> None:
 
 
 class SlicedWaits:
-    """Waits for tasks on a `store` whose waits are blocking calls. Each call takes at most `SLICE_S` seconds."""
+    """Carries out the waits of tasks on a `store` that can't wake an event loop.
+
+    Each wait is a series of blocking calls in threads. Each call takes at most `SLICE_S` seconds.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -161,7 +164,8 @@ class SlicedWaits:
         """Make one call that waits for `request`. Runs in a thread.
 
         Returns:
-            The answer to `request`, or None if a key has a queue instead of a value or a value instead of a queue.
+            The answer to `request`. None if the keys exist, but the call could not read an answer: for example, a key
+            has a queue instead of a value, or another consumer has taken the item.
         """
         slow_logger.warn_if_due()  # in this thread and not in the loop, because the text may need a call on the store
         if request.kind == KEYS:
@@ -197,7 +201,7 @@ def for_tasks(
 
 
 def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any:
-    """Make a coroutine method for a subclass of `ForTasks` from `method`, a blocking method of its `_core`.
+    """Make a coroutine method for a subclass of `ForTasks`, which calls the blocking `method` of ``self._core``.
 
     If `undone_by` or `in_steps` decorates `method`, its steps run in the event loop. Otherwise `method` runs in a
     thread, so it must not wait. If the task is cancelled, the current call is completed, the generator of the steps is
@@ -243,7 +247,7 @@ def overriding(
 ) -> Callable[[object], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
     """Decorate a method: replace it by ``for_tasks(method)``.
 
-    A plain assignment in a subclass would have the type of the base class's method in mypy.
+    If a subclass assigned ``for_tasks(method)`` to a name, mypy would use the type of the base class's method instead.
     """
     return lambda _: for_tasks(method)
 
@@ -263,6 +267,9 @@ def _copied(value: Any) -> Any:
 
 
 def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
-    """Make `call`, and run its steps if it returns a generator. So the call also runs in a thread of the executor."""
+    """Return steps that make `call`. If `call` returns a generator of steps, these steps follow.
+
+    `CallExecutor.drive` runs steps in its threads, so `call` is made in a thread too.
+    """
     found = call()
     return (yield from found) if type(found) is GeneratorType else found

@@ -1,8 +1,9 @@
 """`CallExecutor` makes blocking calls in threads for the tasks of a loop. It also runs waits, and generators of waits.
 
 Any call may block, for a server or for the log's lock while another process holds it. So all calls are made in threads,
-unless the store only uses memory. To wake the loop from a thread takes longer than a call of microseconds. So if calls
-of a store are usually that short, the loop first blocks until the call is done, for a millisecond at most.
+unless the store only uses memory. A call of a store on a local file system usually takes microseconds. A thread takes
+longer than that to wake the loop. So for such a store, the loop first blocks until the call is over, for at most a
+millisecond.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class CallExecutor:
 
     Args:
         threads_max: the maximal number of threads. With 0, calls are made in the loop.
-        typical_call_s: how many seconds the loop blocks until a call is over before it runs other tasks.
+        typical_call_s: how many seconds the loop blocks at most to wait for a call, before it runs other tasks.
     """
 
     def __init__(self, threads_max: int, typical_call_s: float) -> None:
@@ -107,8 +108,8 @@ class CallExecutor:
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Call `function` in a thread, and return its result.
 
-        The call is never abandoned. If this task is cancelled during the call, it waits until the call is over. If the
-        call succeeded, the task calls `undo` with the result. Then it raises the cancellation.
+        The call is never abandoned. If this task is cancelled during the call, the task waits until the call is over.
+        If the call succeeded, the task then calls `undo` with the result. At the end the task raises the cancellation.
         """
         call = await self.complete(function)
         if call.cancelled is not None and call.error is None and undo is not None:
@@ -163,8 +164,8 @@ class CallExecutor:
     async def wait(self, wait: Wait[T], undo: Callable[[T], object] | None = None) -> T:
         """Run `wait` and return its answer. The task sleeps in the loop; a thread checks whether there is an answer.
 
-        If this task is cancelled, it closes the wait. If a check has just found an answer, the task calls `undo` with
-        this answer. Then it raises the cancellation.
+        If this task is cancelled, the task closes `wait` and raises the cancellation. If the cancellation comes during
+        a check that finds an answer, the task first calls `undo` with this answer.
         """
         is_closed = False
         try:
@@ -177,7 +178,7 @@ class CallExecutor:
                 if not isinstance(found, NotYet):
                     return found
                 waker = wait.waker
-                assert isinstance(waker, AsyncioWaker), "`AsyncioBackend` made it"
+                assert isinstance(waker, AsyncioWaker), "`AsyncioBackend` makes the wakers of tasks"
                 await waker.sleep(seconds)
         except BaseException as error:
             if not is_closed:

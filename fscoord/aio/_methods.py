@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ForTasks:
-    """The base class of the asyncio version of a blocking class. Its methods call those of the blocking object `core`.
+    """The base class of asyncio versions of blocking classes. Each method calls the same method of the object `core`.
 
     Args:
         driver: runs the calls and waits of `core` for the tasks.
@@ -53,9 +53,10 @@ def itself(for_tasks: S, _: object) -> S:
 def made_of(
     kind: Callable[Concatenate[Store, P], object],
 ) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, AsyncStore, P], None]]:
-    """Decorate the ``__init__`` of a subclass of `ForTasks`: it takes the arguments of `kind`, the blocking class.
+    """Decorate the ``__init__`` of a subclass of `ForTasks` that is the asyncio version of the blocking class `kind`.
 
-    The decorated ``__init__`` first makes the object of `kind`, and then calls the given ``__init__``.
+    The decorated ``__init__`` takes an `AsyncStore` and the further arguments of `kind`. It makes an object of `kind`
+    with these arguments, and then calls the undecorated ``__init__``.
     """
 
     def decorate(do: Callable[[Any], None]) -> Any:
@@ -79,9 +80,10 @@ class FunctionForTasks(Protocol[P, T_co]):
 def function_for_tasks(
     function: Callable[Concatenate[Store, P], T], steps: Callable[..., Any] | None = None
 ) -> FunctionForTasks[P, T]:
-    """Make a coroutine function from the blocking `function`, which then runs in a thread.
+    """Make a coroutine function from the blocking `function`. The coroutine calls `function` in a thread.
 
-    If `function` waits, pass as `steps` a function that has the same arguments and returns the steps as a generator.
+    If `function` waits, pass `steps`: a function with the same arguments that returns the waits as a generator. The
+    coroutine then calls `steps` instead of `function`, and waits in the event loop.
     """
 
     @wraps(function)

@@ -128,7 +128,7 @@ def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
     """Create the barrier that `barrier_config` describes. Return None if its ``barrier_type`` is None.
 
     The constructor may have a parameter ``rank``, ``world_size``, ``global_rank`` or ``global_world_size``. If the
-    configuration omits it, its value comes from `fscoord.environment.detect`.
+    configuration omits the parameter, `fscoord.environment.detect` supplies the value.
 
     Raises:
         ValueError: the type is not registered, or a needed rank or size is neither in the configuration nor in the
@@ -145,7 +145,7 @@ def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
 
 
 def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
-    """Return the ranks and sizes that the constructor takes and `given` lacks. They come from the environment."""
+    """Return from the environment each rank and world size that is a parameter of the class and is not in `given`."""
     from inspect import Parameter, signature
 
     accepted = signature(barrier_class).parameters
@@ -158,5 +158,5 @@ def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> di
         if value is not None:
             found[name] = value
         elif accepted[name].default is Parameter.empty:
-            raise ValueError(f"{name} is not given, and the environment has none: {environment}")
+            raise ValueError(f"{name} is not given: add {name} to barrier_args. The environment has: {environment}")
     return found

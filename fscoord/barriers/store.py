@@ -21,11 +21,11 @@ class StoreBarrier(Barrier):
     """A reusable barrier on any store.
 
     The store records how many barriers each rank has passed. So a process that replaces a dead process continues with
-    the barrier that its rank was in. It passes this barrier at once if the other ranks have already passed it. At most
-    three barriers have keys in the store, however many are executed.
+    the barrier that the dead process was in. If the other ranks have already passed this barrier, the new process
+    passes at once. At most three barriers have keys in the store, however many are executed.
 
-    Each rank has one caller at a time. All ranks under a prefix have the same world size. If the world size changes, or
-    if a job starts again on an old store, use another prefix or open the store as another run.
+    Only one caller at a time may use a rank. All ranks under a prefix must give the same world size. If the world size
+    changes, or if a job starts again on an old store, use another prefix or open the store as another run.
 
     Args:
         store: an open store, which stays open, or an address for `~fscoord.open_store`.
@@ -73,7 +73,7 @@ class StoreBarrier(Barrier):
         return open_store(address, **self._with_timeout(options))
 
     def _with_timeout(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return `options` with the barrier's timeout, if it has one and `options` has none."""
+        """Return `options`. If this barrier has a timeout and `options` has none, add the barrier's timeout."""
         return options if self._timeout is None else {"timeout": self._timeout, **options}
 
     @property

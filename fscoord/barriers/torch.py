@@ -19,7 +19,7 @@ from fscoord.stores.url import open_store
 
 FIRST_PAUSE_S: Final = 0.00005
 LONGEST_PAUSE_S: Final = 0.01
-"""The first and the longest pause between two checks of torch's barrier, in seconds."""
+"""The pause between two checks of torch's barrier grows from `FIRST_PAUSE_S` to this time, in seconds."""
 
 
 @register_barrier
@@ -148,8 +148,8 @@ class DistBarrier(Barrier):
     def _finish(self, work: Any, limit: float | None) -> None:
         """Wait for `work`, for at most `limit` seconds.
 
-        Ctrl-C does not interrupt ``work.wait``. So this method polls, and calls ``work.wait`` only at the end, to raise
-        its error.
+        Ctrl-C does not interrupt ``work.wait``. So this method polls ``work.is_completed``. At the end it calls
+        ``work.wait``, which raises the error of `work`, or the error of a time-out.
         """
         if work is None:  # this process is not a member of the group
             return
@@ -170,8 +170,8 @@ def register_in_torch() -> None:
     """Register the barriers of fscoord in torch's own ``BARRIER_REGISTRY``, except names that torch already uses.
 
     Then ``create_barrier_from_config(BarrierConfig("file_store", {...}))`` of
-    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`. It is also an instance of
-    torch's ``Barrier``. A second call does nothing.
+    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`. This object is also an instance
+    of torch's ``Barrier``. A second call of `register_in_torch` does nothing.
 
     Raises:
         ImportError: torch is not installed, or lacks the module.

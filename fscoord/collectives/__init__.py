@@ -20,8 +20,8 @@ unknown. Instead, each rank appends one token to ``{prefix}/arrivals``. This key
 arrived. The last rank to arrive sets ``{prefix}/complete``, the only key for which the other ranks wait.
 
 After a time-out, torch finds the missing ranks through the keys ``{prefix}{rank}/TRACE`` and
-``{prefix}/TRACING_GATE``. fscoord does not need these keys. In torch two prefixes may share one of these keys, because
-``a1`` + ``0`` = ``a`` + ``10``.
+``{prefix}/TRACING_GATE``. fscoord does not need these keys. In torch, two prefixes may share a key: rank 0 under the
+prefix ``a1`` and rank 10 under the prefix ``a`` both use ``a10/TRACE``.
 
 `synchronize` and `gather` write their data to ``{prefix}{rank}``, as torch does. If the prefix ends in a digit or a
 colon, a colon is inserted (``a1:0``), so that no two prefixes share a key. `synchronize` also sets ``{prefix}/given``
@@ -190,7 +190,8 @@ def get_all(
         timeout: one limit for the whole call, in seconds or as a `timedelta`; None: the store's timeout.
 
     Raises:
-        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
+        StoreTimeoutError: some ranks set no data, or, on rank 0, some ranks have not finished. The error names these
+            ranks.
         UsedBeforeError: a call of `get_all` with this prefix has already finished on all ranks.
         BarrierError: `rank` is not below `world_size`.
     """
@@ -239,7 +240,8 @@ def synchronize(
         key: another name of `key_prefix`.
 
     Raises:
-        StoreTimeoutError: some ranks set no data. On rank 0 also: some ranks have not finished. The error names them.
+        StoreTimeoutError: some ranks set no data, or, on rank 0, some ranks have not finished. The error names these
+            ranks.
         UsedBeforeError: the prefix has been used before. Nothing was overwritten.
         BarrierError: `rank` is not below `world_size`.
     """
@@ -323,12 +325,12 @@ def tree_barrier(
 ) -> None:
     """Wait until all ranks have called this function with `key`; for jobs of more nodes than one log can serve.
 
-    Ranks 0 to `group_size` - 1 are the first group, and so on. The first rank of each group represents the group in
-    `root`. The other ranks only read there, and only after a time-out. "Many ranks on a file server" says when this is
-    faster than `barrier`.
+    Ranks 0 to `group_size` - 1 are the first group, the next `group_size` ranks are the second group, and so on. The
+    first rank of each group represents the group in `root`. The other ranks use `root` only after a time-out. The page
+    "Many ranks on a file server" says when a tree barrier is faster than `barrier`.
 
-    An arrival is idempotent, as that of `barrier` with a rank: a rank whose call timed out, or whose process died, may
-    call again. A group waits until the process of its dead representative is replaced, or until the timeout.
+    As in `barrier` with a rank, an arrival is idempotent: a rank whose call timed out, or whose process died, may call
+    again. If a representative dies, its group waits until a new process replaces it, or until the timeout.
 
     Args:
         group: the store that the ranks of this group share; another log for each group.
@@ -341,8 +343,9 @@ def tree_barrier(
         trace_timeout: the time that the call may take after `timeout` to find the missing ranks of other groups.
 
     Raises:
-        StoreTimeoutError: it names the missing ranks of all groups, and lists the dead ranks apart. If no rank of a
-            group has reported within `trace_timeout`, the error has the first and the last rank of that group.
+        StoreTimeoutError: some ranks did not arrive. The error names the missing ranks of all groups, and lists the
+            dead ranks separately. If no rank of a missing group has reported the group's missing ranks within
+            `trace_timeout`, the error has the first and the last rank of that group.
         UsedBeforeError: the barrier has been used before.
         BarrierError: the ranks disagree about the sizes, or `rank` is not below `world_size`.
     """

@@ -1,7 +1,8 @@
 """`Arrivals` records and reads which ranks have arrived at a barrier, and makes the errors that name missing ranks.
 
-Arrivals are tokens in the value of one key. A *verdict* is a token that breaks a round of the barrier, because ranks
-that have not arrived are dead. `fscoord._waiting.rounds` describes and parses the tokens.
+Arrivals are tokens in the value of one key. If ranks die before they arrive, a further token, a *verdict*, may name
+them. A verdict breaks the present *round* of the barrier: all ranks that have arrived raise an error, and a new round
+begins. `fscoord._waiting.rounds` describes and parses the tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class MissingRanks(NamedTuple):
 
     Attributes:
         dead: the ranks that are known dead, as text.
-        words: the end of the error message, which lists dead and late ranks and begins with ``"; "``; or empty.
+        words: the end of the error message. It begins with ``"; "``, and lists the dead and the late ranks. Empty if
+            the store can't tell dead ranks from late ranks.
     """
 
     dead: tuple[str, ...]
@@ -50,9 +52,10 @@ class MissingRanks(NamedTuple):
 
 
 def describe_missing(store: Store, missing: Sequence[int], first: int = 0) -> MissingRanks:
-    """Describe the ranks `missing`, where rank 0 is called `first`.
+    """Describe the ranks `missing`.
 
-    If `store` can't detect dead sessions, or fails, the description is empty.
+    The description adds `first` to each rank, because the ranks of a group in a tree barrier count from 0. It is empty
+    if `store` can't detect dead sessions, or fails.
     """
     if not store.has_liveness:
         return MissingRanks((), "")
@@ -82,9 +85,10 @@ def _more(ranks: Sequence[int]) -> str:
 
 
 def location_of(members: Sequence[Member], stopped: Collection[int] = ()) -> str:
-    """Return ``host:pid`` and the state of the newest of `members`, the sessions of a rank.
+    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank.
 
-    Sessions that may be alive are preferred. `stopped` are the numbers of sessions whose processes are stopped.
+    Take the newest session that may be alive. If all sessions are dead, take the newest session. `stopped` are the
+    numbers of sessions whose processes are stopped.
     """
     if not members:
         return "not seen in this store"
@@ -131,7 +135,7 @@ class Attempt(NamedTuple):
     def time_out(
         self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
     ) -> StoreTimeoutError:
-        """Return the error that names the `missing` ranks. The message begins as in torch, then lists dead and late."""
+        """Return the error of a time-out. Its message begins as in torch, and then lists dead ranks and late ranks."""
         names, more = self._names(missing)
         fates = describe_missing(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
@@ -163,10 +167,11 @@ class Attempt(NamedTuple):
         return [self._named(rank) for rank in missing[:MISSING_MAX]], _more(missing)
 
     def data_prefix(self) -> bytes:
-        """Return the prefix of the keys with the ranks' data: the prefix of the call, or this prefix and a colon.
+        """Return the prefix of the keys of the ranks' data. The number of the rank follows this prefix.
 
-        A colon is added if the prefix ends in a digit or a colon. Otherwise rank 0 under the prefix ``a1`` and rank 10
-        under the prefix ``a`` would share a key.
+        The result is the prefix of the call. If this prefix ends in a digit or a colon, the result has a further colon.
+        Without the colon, rank 0 under the prefix ``a1`` and rank 10 under the prefix ``a`` would use the same key,
+        ``a10``.
         """
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
@@ -222,7 +227,7 @@ class Arrivals:
             key_bytes(self._arrivals)  # raises the error
 
     def request(self, *, waits: bool, all_wait: bool = True, begun: object = None) -> ArrivalRequest:
-        """Return the request to append this rank's arrival. With `waits` it also waits until all ranks have arrived.
+        """Return the request to append this rank's arrival. With `waits`, the request ends when all ranks have arrived.
 
         If the answer to the request is a text, pass the text to `settle`. For the other arguments see `ArrivalRequest`.
         """
@@ -234,12 +239,14 @@ class Arrivals:
         return new_tuple(ArrivalRequest, values)
 
     def settle(self, text: bytes, *, waits: bool) -> WaitSteps[None]:
-        """Finish the arrival of this rank after a `request` whose answer was `text`.
+        """Finish the arrival of this rank. `text` is the answer to a `request`: the value of the key ``arrivals``.
 
         With `waits`, wait until all ranks have arrived.
 
         Raises:
-            BarrierError: all ranks had arrived before this call, and this rank's previous call had not timed out.
+            UsedBeforeError: the barrier is complete without this call. An earlier call of this rank arrived, and did
+                not time out.
+            BarrierError: `text` is not a list of tokens, or another rank gave another world size.
         """
         if not self._has_ended(self._parse(text)) and waits:
             slow_logger = self._new_slow_logger()
@@ -262,7 +269,8 @@ class Arrivals:
     def _has_ended(self, rounds: Rounds) -> bool:
         """Return whether all ranks have arrived in the present round, to which this rank has added its arrival.
 
-        Called if the answer needs all tokens, for example because a rank arrived twice, or because there is a verdict.
+        This method is called only if the quick test `is_last` of `fscoord._waiting.rounds` can't tell: for example, a
+        rank has arrived twice, or there is a verdict.
         """
         call, events = self._call, rounds.events
         own = max((index for index, event in enumerate(events) if event == (call.rank, True)), default=-1)
@@ -335,7 +343,7 @@ class Arrivals:
             text = self._read()
 
     def _needed(self, joined: int, text: bytes) -> list[int]:
-        """Return the ranks that have not arrived, for which this rank must wait. Empty if the wait is over.
+        """Return the ranks for which this rank must wait: the ranks that have not arrived. Empty if the wait is over.
 
         Args:
             joined: how many rounds were broken before this rank's round.
@@ -354,9 +362,10 @@ class Arrivals:
     def record_time_out(self, *, is_over: bool = True) -> list[int]:
         """Record that this rank's wait has timed out, and return the ranks that have not arrived.
 
-        If a rank is missing, append this rank's time-out token. Otherwise set ``complete``, because the last rank has
-        not set it yet. If `is_over` is false, a further wait follows the arrivals, so the token is appended in any
-        case. The write takes at most `Attempt.trace_left` seconds.
+        If a rank is missing, append this rank's time-out token. If no rank is missing, set the key ``complete``,
+        because the last rank has not set the key yet. `is_over` is False in a tree barrier, where a further wait
+        follows the arrivals. Then the token is appended even if no rank is missing. The write takes at most
+        `Attempt.trace_left` seconds.
         """
         missing, call = self.missing(), self._call
         try:
@@ -392,7 +401,7 @@ class Arrivals:
         """Parse `text`, the value of ``{prefix}/arrivals``.
 
         Raises:
-            BarrierError: a token has another form, or its world size is not that of this rank.
+            BarrierError: `text` is not a list of tokens, or another rank gave another world size.
         """
         try:
             rounds = parse(text)

@@ -4,10 +4,10 @@ Such a store may be any object with the few methods that these functions call, f
 the operations that `Arrivals` needs. So these functions make exactly torch's calls, in torch's order, with torch's
 keys. Ranks that call torch's own functions can take part.
 
-The functions do not import torch. Errors of the store pass unchanged. The only exception is a time-out of `barrier`:
-if the missing ranks are known, it raises an error that names them, as torch does. The protocols `BarrierStore` and
-`ExchangeStore` declare the methods that the functions call, with the types of torch's stubs
-(torch/_C/_distributed_c10d.pyi).
+The functions do not import torch. Errors of the store pass unchanged, except a time-out in `barrier` with a rank. If
+rank 0 looks for the missing ranks, `barrier` raises an error with torch's message: on rank 0 the message names the
+missing ranks, on any other rank the message refers to rank 0. The protocols `BarrierStore` and `ExchangeStore` declare
+the methods that the functions call, with the types of torch's stubs (torch/_C/_distributed_c10d.pyi).
 """
 
 from __future__ import annotations

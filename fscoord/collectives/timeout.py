@@ -26,7 +26,7 @@ class TimeoutStore(Protocol):
 
 FOREIGN_MIN: Final = timedelta(milliseconds=1)
 FOREIGN_MAX: Final = timedelta(days=36_500)
-"""The shortest and the longest timeout that is set on a store of another package."""
+"""On a store of another package, `store_timeout` sets no timeout below `FOREIGN_MIN` and none above this one."""
 
 
 @contextmanager
@@ -34,9 +34,9 @@ def store_timeout(store: TimeoutStore, timeout: Timeout) -> Iterator[None]:
     """Set the timeout of `store` for the ``with`` block, and restore the previous timeout at the end.
 
     The timeout belongs to the handle, so all threads that use the handle get it. ``with`` blocks of several threads may
-    overlap on one handle, or on `PrefixStore` views of one handle. Then the handle has the timeout of the block that
-    began last among those still running. When the last block ends, the handle gets back its timeout from before the
-    first block. The blocks may end in any order. A thread that needs its own timeout uses a `Store.clone`.
+    overlap on one handle, or on `PrefixStore` views of one handle, and may end in any order. Then the handle has the
+    timeout of the latest block that still runs. When no block runs, the handle gets back its timeout from before the
+    first block. A thread that needs its own timeout uses a `Store.clone`.
 
     Args:
         store: the handle. It may also be a store of torch, or another object with ``timeout`` and ``set_timeout``.
@@ -75,14 +75,19 @@ class _Token:
 
 
 class _Timeouts(NamedTuple):
-    """The timeouts of one handle: the one from before the ``with`` blocks, then those of the running blocks."""
+    """The timeouts of one handle.
+
+    Attributes:
+        base: the handle.
+        tokens: the timeout from before the first ``with`` block, and then the timeout of each block that still runs.
+    """
 
     base: TimeoutStore
     tokens: list[_Token]
 
 
 _timeouts: dict[int, _Timeouts] = {}
-"""The handles with running ``with`` blocks, by `id`, because a store of another package may be unhashable."""
+"""Maps the `id` of each handle with running ``with`` blocks to its timeouts. A handle itself may be unhashable."""
 _timeouts_lock = [system.threading.Lock()]
 
 

@@ -3,7 +3,7 @@
 The first rank of each group represents the group. It waits until the ranks of the group have arrived, meets the
 representatives of the other groups in a further store, the root, and then releases its group.
 
-These are the keys for the barrier ``K``, and the store may be the same for all:
+The groups and the root may use one store, because these keys of the barrier ``K`` are all different:
 
 - In the store of group 3: ``K/group/3``, the prefix of a barrier with ranks that count from 0 in the group, and
   ``K/group/3/released``, for which the other ranks wait. Its value is `PASS`, or the reason why the barrier failed.
@@ -29,10 +29,13 @@ PASS: Final = b"1"
 
 
 class TreeCall:
-    """The call of one rank, in steps. A driver carries out `arrive`, `meet` on the representative, then `leave`.
+    """The call of one rank, as methods that return steps.
 
-    If a step raises a `StoreTimeoutError`, the driver carries out `time_out` instead of the steps that remain.
-    `is_representative` says whether the rank represents its group.
+    A driver carries out `arrive`, then `meet` if the rank is the representative of its group, then `leave`. If one of
+    these raises a `StoreTimeoutError`, the driver carries out `time_out` instead of the methods that remain.
+
+    Attributes:
+        is_representative: whether the rank represents its group.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 Every operation may raise the errors of the store's own operations. It raises `~fscoord.FscoordError` if another program
 has written a key of the recipe. Some operations change a value by compare-and-set. They raise
-`~fscoord.StoreTimeoutError` if other processes changed the value before each try within the store's timeout.
+`~fscoord.StoreTimeoutError` if no compare-and-set succeeds within the store's timeout, because each time another
+process has changed the value first.
 """
 
 from fscoord.recipes._hold import Contender

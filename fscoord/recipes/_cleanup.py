@@ -30,7 +30,7 @@ from fscoord.store import run_blocking
 END: Final = "end"
 
 WAIT_MAX_S: Final = 1.0
-"""How many seconds to wait for the thread of an undo. It needs microseconds unless another process blocks the store."""
+"""The longest wait of `await_end`, in seconds. An undo takes microseconds, unless another process blocks the store."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,11 +49,18 @@ def _run(over: list[object], undo: Callable[..., object], *arguments: Any) -> No
 
 
 go_on_in_thread: Final = partial(system.start_bare_thread, _run)
-"""Call ``undo(*arguments)`` in a new thread: ``go_on_in_thread((over, undo, *arguments))``. `over` is an empty list."""
+"""Call ``undo(*arguments)`` in a new thread: ``go_on_in_thread((over, undo, *arguments))``.
+
+`over` is an empty list, to which the thread appends `END` when the call is over.
+"""
 
 
 def await_end(over: list[object]) -> None:
-    """Wait up to `WAIT_MAX_S` until the thread that `go_on_in_thread` started with the list `over` has ended."""
+    """Wait for the end of a thread of `go_on_in_thread`, for at most `WAIT_MAX_S`.
+
+    Args:
+        over: the list that was passed to `go_on_in_thread`.
+    """
     wakeup = system.AutoResetEvent()
     over.append(wakeup)  # before the test: the thread appends END first, and then sets what it finds
     if END not in over:
@@ -137,7 +144,7 @@ def as_one_wait(
     Args:
         awaited: the purpose of the wait.
         describe: returns what is awaited, as text for the warning about a slow wait.
-        steps: makes the steps from a logger, which all their requests must use.
+        steps: called with a logger; returns the steps. All requests of the steps must use this logger.
     """
     slow_logger = SlowWaitLogger(__name__, describe, awaited=awaited)
     try:

@@ -33,7 +33,7 @@ H = TypeVar("H", bound="Exclusive")
 acquiring: Final = undone_by(lambda hold, got, _: hold._undo(got))
 """Decorates a method that calls `Exclusive._acquire`. If the method raises, nothing is acquired."""
 releasing: Final = undone_by(lambda hold, gone, here: hold._finish(gone, here), FscoordError)
-"""Decorates a method that calls `Exclusive._release_one`. If a signal interrupts the method, it still releases."""
+"""Decorates a method that calls `Exclusive._release_one`. If a signal interrupts the release, the undo completes it."""
 
 
 class Contender(NamedTuple):
@@ -51,7 +51,9 @@ class Contender(NamedTuple):
 
 
 class Exclusive(Undoable, ContextDecorator):
-    """A resource for which contenders wait in line. `_policy` decides how many at the head of the line hold it.
+    """A resource for which contenders wait in line.
+
+    `_policy` decides how many contenders at the head of the line hold the resource.
 
     Threads may share an object. In a forked child the object holds nothing. An object is also a context manager, and a
     decorator of functions.
@@ -102,9 +104,11 @@ class Exclusive(Undoable, ContextDecorator):
         return [contender_of(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
-        """Acquire for the thread or task `here`. If the line is empty, return True; otherwise return steps that wait.
+        """Acquire the resource for the thread or task `here`.
 
-        The entry's id is appended to `got` first, so that `_undo` can remove the entry.
+        If `Line.take_free` acquires the resource, return True. Otherwise return steps that wait in line. The result of
+        the steps is whether the resource was acquired. The id of the new entry is appended to `got` before the entry is
+        written, so that `_undo` can remove the entry.
         """
         limit = self._limit(blocking, timeout)
         line = self._line
@@ -154,7 +158,7 @@ class Exclusive(Undoable, ContextDecorator):
         """Do the subclass's part of a release, before the entry leaves the line. May be called twice per release."""
 
     def _undo(self, got: list[str]) -> None:
-        """Undo an acquisition that raised an error at an unknown point. `got` has the ids of its entries.
+        """Undo an acquisition that raised an error at an unknown point. `got` has the ids of the acquisition's entries.
 
         This method may be called twice, and the first call may be interrupted.
         """
@@ -172,7 +176,7 @@ class Exclusive(Undoable, ContextDecorator):
                 self._end_span(name, "failed")
 
     def _note_turn(self, served: Entry | None, name: str) -> None:
-        """Add how long the entry `name` waited to its trace span. If `served` is None, end the span."""
+        """Record the length of a wait in the trace span of the entry `name`. If `served` is None, end the span."""
         if served is None:
             self._end_span(name, "not acquired")
             return
@@ -202,7 +206,11 @@ class Exclusive(Undoable, ContextDecorator):
         return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
     def _entering(self: H, found: bool | WaitSteps[bool], limit: float) -> WaitSteps[H]:
-        """Run `found`, the result of `_acquire`. Raise `StoreTimeoutError` if it acquires nothing within `limit`."""
+        """Complete an acquisition whose `_acquire` returned `found`, and return this object.
+
+        Raises:
+            StoreTimeoutError: the resource was not acquired within `limit` seconds.
+        """
         if not (found if isinstance(found, bool) else (yield from found)):
             raise self._line.timed_out(self._what, limit)
         return self
@@ -244,7 +252,7 @@ class Exclusive(Undoable, ContextDecorator):
             raise self._not_held()
 
     def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
-        """Complete a `_release` that was interrupted. `gone` is its argument. This method may be called twice."""
+        """Complete an interrupted `_release`, which had the same argument `gone`. This method may be called twice."""
         if not gone:
             with suppress(FscoordError):
                 self._release(gone, here)
@@ -288,7 +296,7 @@ class Exclusive(Undoable, ContextDecorator):
     def release(self, gone: list[HeldEntry | str], here: object) -> None:
         """Release this object's latest acquisition.
 
-        The next contender in line is served, and no other contender is woken.
+        The next contender in line acquires, and no other contender is woken.
 
         Raises:
             RuntimeError: this object holds nothing, or its acquisition was made in the parent process, before a fork.
@@ -324,10 +332,10 @@ class Exclusive(Undoable, ContextDecorator):
         return entry.token
 
     def __call__(self, function: F) -> F:
-        """Return `function` with a ``with`` of this object around each call: ``@Lock(store, "report")``.
+        """Decorate `function`: each call runs in a ``with`` block of this object. Example: ``@Lock(store, "report")``.
 
         Raises:
-            TypeError: the body of `function` runs after the call: it is a coroutine function or a generator function.
+            TypeError: `function` is a coroutine function or a generator function. Its body would run after the call.
         """
         if getattr(getattr(function, "__code__", None), "co_flags", 0) & RUNS_LATER:
             raise TypeError(

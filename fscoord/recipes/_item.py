@@ -36,7 +36,7 @@ NEVER_TAKEN = Claim(b"", 0, 0, "")
 
 
 def new_claim(session: int, deliveries: int) -> Claim:
-    """Return a unique claim of this process. `deliveries` is how often the item has been handed out, with this one."""
+    """Return a unique claim of this process. `deliveries` is the number of deliveries, including the present one."""
     owner = system.process_name()
     text = f"{deliveries} {session} {owner} {system.random_bytes(8).hex()}"
     return Claim(text.encode(), deliveries, session, owner)
@@ -155,7 +155,7 @@ class Item(Undoable):
 
         Raises:
             RuntimeError: the item was acknowledged or released already.
-            LockLostError: this process was taken for dead, and another consumer has taken the item.
+            LockLostError: another process took this process for dead, and another consumer has taken the item.
         """
         self._end(self._items.remove)
 

@@ -53,7 +53,7 @@ def shown(recipe: object, store: Store, name: bytes, state: str = "") -> str:
 
 
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
-    """Return the error for `key` with the value `text`, which is not a valid `what`, for example "count"."""
+    """Return the error that says that `text`, the value of `key`, is not a valid `what`. Example of `what`: "count"."""
     return FscoordError(
         f"key {key_text(key)!r} holds {text[:40]!r}, which is not a valid {what}: another program wrote it; delete the"
         " key, or use another name"

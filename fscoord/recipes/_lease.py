@@ -22,7 +22,7 @@ class LeaseRenewer:
 
     Args:
         line: the name of the line, for log messages.
-        renew: renews the lease of the entry with the given id, and returns whether the entry still holds.
+        renew: renews the lease of the entry with the given id, and returns whether the entry still holds the resource.
         entry: the entry of the holder.
     """
 
@@ -54,7 +54,10 @@ class LeaseRenewer:
             except FscoordError as error:
                 logger(__name__).warning("could not renew the lease of %r: %s", self._line, str(error))
         if not self._ended():
-            text = "%r is not held any more: its lease was not renewed for %g s, or another process removed the holder"
+            text = (
+                "%r is not held any more: its lease was not renewed for %g s, or another process removed the holder;"
+                " stop the work that needs it"
+            )
             logger(__name__).warning(text, self._line, self._entry.lease_s)
 
     def _ended(self) -> bool:
@@ -62,10 +65,11 @@ class LeaseRenewer:
 
 
 class LeaseMonitor:
-    """Measures the ages of other contenders' leases: how long they have not changed, by this waiter's monotonic clock.
+    """Measures the age of each lease of other contenders: the time since the lease was seen to change.
 
-    Each check adds at most a quarter of the lease to the age. If more time passed since the last check, this host may
-    have been suspended. Then the holders could not renew their leases either.
+    The times are those of this waiter's monotonic clock. Each check adds at most a quarter of the length of the lease
+    to the age. If more time has passed since the previous check, this host may have been suspended. Holders on this
+    host then could not renew their leases either.
     """
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ the process is about to set the key. The record stays until the key has been del
 key has finished or is dead. Each change of the line deletes the wake keys of entries that have left.
 
 A store with `fscoord.store.exchange` changes the line and the wake keys in one transaction, so a release is one
-transaction. On another store a release is three operations: delete the wake key of the own entry, change the line, and
-set the next wake key. Processes with and without `exchange` may share a line. For example, a view that overrides
+transaction. On another store a release is three operations: delete the wake key of the released entry, change the line,
+and set the next wake key. Processes with and without `exchange` may share a line. For example, a view that overrides
 operations of its store has no `exchange`.
 
 The value is text. The first row has the last token, a stamp that differs in every write, and the pending wake-ups. Each
@@ -61,7 +61,8 @@ from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store, needed_store
 
 SLOW_LOOK_S: Final = 1.0
-"""A waiter reads the line again after this many seconds without a wake-up: a process may have died before waking it."""
+"""A waiter that is not woken reads the line again after this many seconds. The process that was to wake the waiter may
+have died."""
 
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""
@@ -136,7 +137,8 @@ class Line:
     def take_free(self, name: str, mode: str) -> Entry | None:
         """Acquire at once if the line is empty, and return the new entry, whose id is `name`.
 
-        Return None if the line has an entry, or had one when this object last read it.
+        Return None if the line has an entry, or had an entry when this object last read it. Also return None after
+        `FREE_TRIES` failed compare-and-sets.
         """
         text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
@@ -162,7 +164,7 @@ class Line:
         return None
 
     def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
-        """Append an entry with the id `name` and return it. If its token is not 0, it is already served.
+        """Append an entry with the id `name` and return the entry. If its token is not 0, the entry is already served.
 
         Return None and change nothing if `only_if_served` is true and the entry would have to wait. Also return None if
         no compare-and-set succeeds within `limit` seconds, and `limit` is less than the store's timeout.
@@ -210,7 +212,7 @@ class Line:
             self.leave(name)
 
     def await_turn(self, entry: Entry, timeout: float, kind: str) -> WaitSteps[Entry | None]:
-        """Wait until `entry` is served, and return the served entry. After the timeout, remove it and return None.
+        """Wait until `entry` is served, and return the served entry. After the timeout, remove `entry` and return None.
 
         Args:
             entry: an entry of this process that waits in line.
@@ -286,7 +288,7 @@ class Line:
         )
 
     def _held_up(self, entry: Entry) -> str:
-        """Return text for the warning about a slow wait: what `entry` waits for, and which processes hold it."""
+        """Return text for the warning that `entry` has waited long. The text names the line and the holders."""
         others = [other for other in self.living() if other.id != entry.id]
         stopped = self._store._stopped_sessions([other.session for other in others if other.token])
         holders = [
@@ -325,8 +327,8 @@ class Line:
     ) -> list[Entry]:
         """Replace the entries by ``step(entries)``, serve and wake the next entries, and return the new entries.
 
-        If `or_nothing` is the id of an entry, change nothing unless this entry is served. No try begins after the time
-        `end` of the monotonic clock, or after the store's timeout.
+        If `or_nothing` is the id of an entry, make the change only if the change serves this entry. No try begins after
+        the time `end` of the monotonic clock, or after the store's timeout.
         """
         text = self._text
         fresh = text is None
@@ -441,13 +443,13 @@ class Line:
 
 
 def _served(entries: list[Entry], name: str) -> list[Entry]:
-    """Return [the entry `name`] if it is in `entries` and served, or else an empty list."""
+    """Return a list of the entry `name` if this entry is in `entries` and is served; otherwise an empty list."""
     # Not a generator, which would be left half-way: Python drops a Ctrl-C that arrives while it is deallocated.
     return [entry for entry in entries if entry.id == name and entry.token]
 
 
 def caller_of(entry: Entry) -> object | None:
-    """Return the thread or task that `entry` belongs to; None if it is in another process or was collected."""
+    """Return the thread or task of `entry`. None if it was collected, or if `entry` belongs to another process."""
     # A forked child inherits the `callers` of its parent. Their entries have the parent as owner.
     reference = callers.get(entry.id) if entry.owner == system.process_name() else None
     return None if reference is None else reference()
@@ -463,7 +465,7 @@ def _owner_text(entry: Entry) -> str:
 
 
 def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:
-    """Return the message of a timeout while `holders` hold `name` and `waiting` other contenders wait for it."""
+    """Return the message of an acquisition that timed out. `waiting` is the number of other contenders that wait."""
     return f"timeout: {what} {name!r} not acquired within {limit:g} s; {in_line(holders, waiting)}"
 
 
@@ -475,7 +477,9 @@ def in_line(holders: Sequence[str], waiting: int) -> str:
 
 
 def force_release(store: Store, name: Key, token: int) -> bool:
-    """Release the hold with the fencing token `token`, even of another process. The next contender in line acquires.
+    """Release the hold with the fencing token `token`, even if it belongs to another process.
+
+    The next contender in line acquires.
 
     Use this function for a holder that hangs, or whose death the store can't detect. The holder is not informed: its
     next ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the next
@@ -488,7 +492,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
         token: the token of the hold. No later hold has the same token, so no later hold is released by mistake.
 
     Returns:
-        Whether a contender held with this token.
+        Whether there was a hold with this token.
 
     Raises:
         ValueError: `token` is below 1.

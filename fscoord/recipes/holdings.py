@@ -28,7 +28,7 @@ class LineState(NamedTuple):
     Attributes:
         kind: ``lock``, ``semaphore`` or ``election``.
         name: the name of the lock, semaphore or election in the store.
-        holders: the contenders that were served, in the order of their tokens.
+        holders: the contenders that have acquired, in the order of their tokens.
         waiters: the contenders that wait, in the order of their requests.
         wake_keys: for each of `waiters`, the key that wakes it.
         needs_all: whether the first waiter acquires only after all holders have released. False for a semaphore, where

@@ -32,8 +32,8 @@ class Latch:
 
     Args:
         store: the store that all processes share.
-        name: the latch's name in the store. Keys that begin with the name and a slash belong to the latch. A name can
-            be used for one latch only, which opens once.
+        name: the latch's name in the store. Keys that begin with the name and a slash belong to the latch. A latch
+            opens once, and no other latch can use the name afterwards.
         count: the number of calls that open the latch. All processes must pass the same number.
 
     Raises:

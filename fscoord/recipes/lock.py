@@ -52,9 +52,9 @@ class Lock(Exclusive):
         name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: the length of the lock's lease, in seconds or as a `timedelta`; None means no lease. A thread renews the
-            lease while the lock is held. If the lease has not been renewed for `ttl` by a contender's clock, the
-            contender takes the lock away. So a lease ends the hold of a stopped process. It also ends the hold of a
-            dead process on a store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
+            lease while the lock is held. If `ttl` passes by a contender's clock without a renewal, the contender takes
+            the lock away. So a lease ends the hold of a stopped process. It also ends the hold of a dead process on a
+            store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
 
     Raises:
         StoreTimeoutError: at the beginning of a ``with``, other processes held the lock for the whole timeout. The
@@ -157,13 +157,13 @@ class Semaphore(Exclusive):
     Args:
         store: the store that all contenders share.
         name: the semaphore's name in the store. Keys that begin with the name and a slash belong to the semaphore.
-        value: how often it can be acquired at once. All contenders must pass the same value.
+        value: the greatest number of acquisitions at the same time. All contenders must pass the same value.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: as for `fscoord.recipes.Lock`.
 
     Raises:
-        ValueError: `value` is below 1. `acquire` raises it if another contender has passed another value. The other
-            errors are those of `fscoord.recipes.Lock`.
+        ValueError: `value` is below 1. `acquire` also raises a `ValueError`, if another contender has passed another
+            value. The other errors are those of `fscoord.recipes.Lock`.
     """
 
     _what = "the semaphore"
@@ -298,7 +298,7 @@ class Fenced:
 
     Args:
         store: the store that holds the value.
-        key: the key of the value. Nothing else may be written under it. Deleting it also deletes the token.
+        key: the key of the value. Write nothing else under this key. If the key is deleted, the token is lost too.
     """
 
     def __init__(self, store: Store, key: Key) -> None:

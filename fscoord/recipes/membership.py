@@ -34,7 +34,11 @@ LOOK_S: Final = 1.0
 """An observer reads the group again after this many seconds: a process may have died before it announced its change."""
 
 KEPT: Final = 64
-"""How many change keys are kept. An observer that begins to wait after more changes notices them after `LOOK_S`."""
+"""How many *change keys* are kept. Each change of the group sets a new change key, and then deletes the oldest key.
+
+An observer reads the group, and then waits for the next change key. If more than `KEPT` changes come between the read
+and the wait, this key is deleted already. The observer then notices the changes after `LOOK_S`.
+"""
 
 M = TypeVar("M", bound="Membership")
 
@@ -137,7 +141,7 @@ class Membership(Undoable):
         return was_there
 
     def members(self) -> list[Participant]:
-        """Return the participants in the order of joining. Remove those that are known dead first."""
+        """Return the participants in the order of joining. First remove participants that are known dead."""
         present = self._read()
         dead = set(self._store.dead_sessions({each.session for each in present} - {0}))
         for each in present:

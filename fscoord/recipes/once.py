@@ -24,7 +24,7 @@ Work = Callable[[], Value]
 class OnceLock(Lock):
     """The lock under which `once` does the work.
 
-    Its release raises no error if the lock was lost. Then another process may have done the work a second time, but
+    A release of a lost lock raises no error. Another process may have done the work a second time after the loss, but
     only the first result is stored.
     """
 

@@ -60,8 +60,8 @@ class Queue(Undoable):
     """A FIFO queue that delivers each item at least once. An item has one consumer at a time.
 
     If a consumer dies before it calls `Item.ack`, the item is handed out again, at its old position. So an earlier
-    consumer may have done a part of the work. A `put` that fails with ``maybe_applied`` may have put its item. Two
-    items that are put at the same time may be taken in either order.
+    consumer may have done a part of the work. If `put` raises an error whose ``maybe_applied`` is true, the item may be
+    in the queue. Two items that are put at the same time may be taken in either order.
 
     An item may kill every consumer, for example by using up the memory. Without `max_deliveries` such an item is handed
     out again and again. With `max_deliveries`, `take` moves an item that was handed out that many times to the queue
@@ -116,7 +116,7 @@ class Queue(Undoable):
         """Append `value` to the queue as an item.
 
         Raises:
-            LimitExceededError: `value` is longer than a value of the store. Nothing was put.
+            LimitExceededError: `value` is longer than the store permits. Nothing was put.
         """
         self._put([value], 0)
 
@@ -124,8 +124,8 @@ class Queue(Undoable):
         """Append all `values` as items, or none of them. Items of other producers don't come between them.
 
         Raises:
-            LimitExceededError: a value is longer than a value of the store, or the values together are too long for
-                one `~fscoord.Store.multi_set`. Nothing was put.
+            LimitExceededError: a value is longer than the store permits, or the values together are too long for one
+                `~fscoord.Store.multi_set`. Nothing was put.
         """
         self._put(list(values), 0)
 
@@ -153,7 +153,11 @@ class Queue(Undoable):
     def _await_item(
         self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
     ) -> WaitSteps[Item]:
-        """Take an item. If this fails, the caller must pass `got`, which then has the claims, to `Items.put_back`."""
+        """Take an item. With `block`, wait until there is one.
+
+        The claim of the item is put into `got` before the claim is written. If these steps raise an error, the caller
+        must pass `got` to `Items.put_back`, which releases the item.
+        """
         given = self._timeout if timeout is None else timeout
         limit = to_seconds(self._store.timeout if given is None else given)
         end = system.time.monotonic() + limit
@@ -227,7 +231,8 @@ class Queue(Undoable):
         """Take an item without waiting, or return None if there is none.
 
         Raises:
-            StoreTimeoutError: other consumers took every item first, until `end` or the store's timeout if earlier.
+            StoreTimeoutError: other consumers took every listed item first, until the time `end` or the store's timeout
+                was reached.
         """
         is_new = self._look()
         refusals = Refusals(self._store, self._items.name, end)
@@ -283,8 +288,8 @@ class Queue(Undoable):
     def _look(self) -> bool:
         """List the items that may be taken, unless the last list is valid. Return whether a new list was made.
 
-        A list is valid for `LOOK_S`. It becomes invalid when an item is released or, in a priority queue, put, because
-        this item may precede the listed items.
+        A list is valid for `LOOK_S` seconds. It becomes invalid when an item is released, because this item may precede
+        the listed items. In a priority queue, the list also becomes invalid when an item is put.
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)
