@@ -148,8 +148,8 @@ def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool
     The comparison and the write are one step. If EXPECTED is "", KEY must not exist. One of the two may be "-": then it
     is read from standard input.
 
-    Prints the value that KEY has afterwards. Exits with 0 if that is DESIRED, and with 1 otherwise. So let each process
-    use a DESIRED of its own.
+    Prints the value that KEY has afterwards. Exits with 0 if this value is DESIRED, and with 1 otherwise. Two processes
+    with the same DESIRED would both exit with 0, so give each process a DESIRED of its own.
 
     \b
     Examples:

@@ -58,7 +58,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
     Args:
         pair: the agents.
         lock: the kind of lock that the store is to have.
-        options: further options for the store; None tests no store, because a store refuses the mount.
+        options: further options for the store. None means that a store refuses this mount: then no store is tested.
         before: called with the name and number of each probe before it begins.
 
     Raises:
@@ -121,12 +121,13 @@ def _start_anew(pair: Pair) -> None:
 
 
 RELEASE_S: Final = 5.0
-"""How many seconds a lock may seem held after its release. An NFS 4.0 client polls for a lock at long intervals."""
+"""How many seconds may pass from the release of a lock until another process gets the lock. An NFS 4.0 client polls for
+a lock at long intervals."""
 TURNS_MIN: Final = 3
 
 
 def exclusion(pair: Pair, kind: str) -> Check:
-    """Test that an exclusive lock excludes the other agent. Shared locks must coexist, and a released lock be free."""
+    """Test that an exclusive lock excludes the other agent, that shared locks coexist, and that a release frees a lock."""
     name = pair.name("exclusion", kind)
     one, other = pair
     faults = []
