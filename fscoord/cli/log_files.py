@@ -257,8 +257,9 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
 def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) -> int:
     """Copy the file store at OLD to NEW, where no file may exist yet.
 
-    The log of a store may have several files. cp(1) copies only the first file, and that copy
-    refers to the other files of OLD. This verb makes one complete file, which is a store of its own. OLD may be in use; its writers wait for the copy.
+    The log of a store may have several files. cp(1) copies only the first file, and that copy refers to the
+    other files of OLD. This verb makes one complete file, which is a store of its own. OLD may be in use. Its writers
+    wait for the end of the copy.
 
     \b
     Exit codes:

@@ -121,13 +121,12 @@ def _start_anew(pair: Pair) -> None:
 
 
 RELEASE_S: Final = 5.0
-"""How many seconds may pass from the release of a lock until another process gets the lock. An NFS 4.0 client polls for
-a lock at long intervals."""
+"""How many seconds a lock may be refused after its release. An NFS 4.0 client polls for a lock at long intervals."""
 TURNS_MIN: Final = 3
 
 
 def exclusion(pair: Pair, kind: str) -> Check:
-    """Test that an exclusive lock excludes the other agent, that shared locks coexist, and that a release frees a lock."""
+    """Test that an exclusive lock excludes the other agent, that shared locks coexist, and that a release works."""
     name = pair.name("exclusion", kind)
     one, other = pair
     faults = []
