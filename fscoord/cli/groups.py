@@ -212,7 +212,9 @@ def once(store: Store, /, name: bytes, command: Command) -> int:
         raise error.cause from None
     code, _, output = result.partition(b"\n")
     if not re.fullmatch(rb"[0-9]{1,3}", code):
-        raise FscoordError(f"the result of {key_text(name)!r} has no exit code: another program has written it")
+        raise FscoordError(
+            f"the result of {key_text(name)!r} has no exit code: another program has written it; use another NAME"
+        )
     write(output)
     if int(code) and not has_run:
         address, key = absolute(store_url(click.get_current_context())), f"{turn.name}/result"

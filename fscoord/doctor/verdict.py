@@ -22,7 +22,7 @@ class Check(NamedTuple):
     Attributes:
         name: the name of the probe, one word.
         between: ``"processes"`` (of one host) or ``"hosts"``.
-        outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (the probe could not be finished) or
+        outcome: ``"ok"``, ``"bad"`` (a store would break a promise), ``"unknown"`` (the probe could not be finished) or
             ``"info"`` (nothing depends on it).
         says: the result as text.
         lock: the kind of lock that was tested, or ``""``.

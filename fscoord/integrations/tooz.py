@@ -116,7 +116,7 @@ class FscoordLock(locking.Lock):
     def break_(self) -> bool:
         """Take the lock away from all holders, and return whether there were any.
 
-        The holders get no notice: their ``release`` and ``is_still_owner`` return False.
+        The holders are not notified. Their ``release`` and ``is_still_owner`` return False.
         """
         with _tooz_errors(f"the lock {self._key!r}"):
             broken = [force_release(self._store, self._key, holder.token) for holder in self._lock.holders()]

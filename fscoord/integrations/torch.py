@@ -290,7 +290,7 @@ def _join_group(url: str, timeout: Timeout | None) -> tuple[Store, int, int]:
 
 
 RANKS: Final = "fscoord/rank/"
-"""The prefix of the keys of a process group's ranks. The key of a rank has its process: ``{session} {host}:{pid}``."""
+"""The prefix of the keys of a process group's ranks. The value names the rank's process: ``{session} {host}:{pid}``."""
 
 OUTCOME: Final = "fscoord/outcome"
 """The key for the outcome of a group: all ranks have joined, or a rank has given up. Only the first write counts."""
