@@ -107,7 +107,10 @@ def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str 
 def _started(
     store: str, directory: str, words: list[str], processes: int, trace: str | None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the processes, and kill them at the end of the ``with``. They also end when their standard input ends."""
+    """Start the processes, and kill them at the end of the ``with``.
+
+    A process also ends when its standard input ends, so no process runs on if this process is killed.
+    """
     environment = {**system.os.environ, "PYTHONPATH": system.import_path()}
     if trace is not None:
         environment[tracing.ENVIRONMENT_VARIABLE] = system.os.path.abspath(trace)
@@ -137,9 +140,10 @@ def _started(
 
 
 def _losses(store: Store, members: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
-    """Wait until the processes have ended. Return those that failed, in the order of their ends.
+    """Wait until the processes have ended. Return the failed processes, in the order in which they ended.
 
-    If a process fails before it has opened the store, return at once: the others can't detect its death.
+    If a process fails before it has opened the store, return at once. The other processes can't detect the death of
+    such a process, and would wait for it.
     """
     lost: list[dict[str, Any]] = []
     running = dict(enumerate(members))

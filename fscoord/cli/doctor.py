@@ -79,7 +79,8 @@ def doctor(
 
     After a test between two hosts the report also says what the coordination of a job will cost there, for --nodes and
     --ranks-per-node. The numbers come from a model and the measured time of a lock. The report says how a store reads
-    there, and what happens when a host vanishes. With --anonymous it can be sent to others.
+    there, and what happens when a host vanishes. With --anonymous the report has no names of users, hosts and
+    directories, so that it can be sent to others.
 
     \b
     Verdicts:
@@ -115,7 +116,7 @@ def doctor(
 
 
 def _names_in(report: dict[str, Any]) -> dict[str, str]:
-    """Return the names that say who has made `report`, each with its replacement."""
+    """Return the names of users, hosts, directories and addresses in `report`, each with its replacement."""
     home = system.os.path.expanduser("~")
     users = [system.os.environ.get("USER", ""), system.os.environ.get("LOGNAME", ""), system.os.path.basename(home)]
     found = {report["path"]: "DIR", home: "HOME", **dict.fromkeys(users, "USER")}

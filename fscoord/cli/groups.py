@@ -159,11 +159,14 @@ def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fa
 
 
 OUTPUT_MAX = VALUE_MAX - 64
-"""The longest output of a command, in bytes. The stored value also has its exit code and a prefix of the recipe."""
+"""The longest output of a command, in bytes. The stored value also has the exit code and a prefix of the recipe."""
 
 
 class _NoResult(BaseException):
-    """Carries `cause` through the recipe. It is not an `Exception`, which the recipe would store as the result."""
+    """Carries the error `cause` out of `fscoord.recipes.once`.
+
+    The recipe stores an `Exception` of the work as the result for all callers. So this class is a `BaseException`.
+    """
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -181,8 +184,8 @@ def once(store: Store, /, name: bytes, command: Command) -> int:
     store under NAME/result, and each caller prints and returns them, now and later.
 
     If the process that runs COMMAND dies, is interrupted or can't run it, the next process runs it. So COMMAND may be
-    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result. Each later call
-    then prints on standard error that it did not run its COMMAND.
+    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result. After
+    such a failure, each later call prints on standard error that it did not run its COMMAND.
 
     \b
     Examples:
@@ -209,7 +212,9 @@ def once(store: Store, /, name: bytes, command: Command) -> int:
         raise error.cause from None
     code, _, output = result.partition(b"\n")
     if not re.fullmatch(rb"[0-9]{1,3}", code):
-        raise FscoordError(f"the result of {key_text(name)!r} has no exit code: another program has written it")
+        raise FscoordError(
+            f"the result of {key_text(name)!r} has no exit code: another program has written it; use another NAME"
+        )
     write(output)
     if int(code) and not has_run:
         address, key = absolute(store_url(click.get_current_context())), f"{turn.name}/result"

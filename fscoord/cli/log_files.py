@@ -53,8 +53,8 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
     With --json each record is one line of JSON. Its field value_size is the number of bytes of the whole value.
 
     The verb changes nothing. It also works on a damaged log: it prints the records before the damage, and then the
-    error names the offset (exit code 65). If the log was compacted, it prints the oldest file, up to the record that
-    ends it, and the newest file.
+    error names the offset (exit code 65). The log of a compacted store has several files. The verb prints the oldest
+    file, up to the record that refers to the next file, and then the newest file.
 
     \b
     Examples:
@@ -257,8 +257,9 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
 def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) -> int:
     """Copy the file store at OLD to NEW, where no file may exist yet.
 
-    The log of a store may have several files. cp(1) copies only the first, which then refers to the others. This
-    verb makes one complete file, which is a store of its own. OLD may be in use; its writers wait for the copy.
+    The log of a store may have several files. cp(1) copies only the first file, and that copy refers to the
+    other files of OLD. This verb makes one complete file, which is a store of its own. OLD may be in use. Its writers
+    wait for the end of the copy.
 
     \b
     Exit codes:

@@ -32,7 +32,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 WRITES_REFUSED: Final = frozenset((system.errno.EACCES, system.errno.EPERM, system.errno.EROFS))
-"""The errors of open(2) for writing if the file may only be read."""
+"""The errors of open(2) for writing on a file that this process may only read."""
 
 INPUT_POLL_S = 0.5
 """The longest sleep in one system call while standard input has no data, in seconds."""
@@ -66,7 +66,7 @@ def time_limit(text: str) -> float:
 
 
 def time_span(text: str) -> float:
-    """Parse `text` as a time in seconds that is no time limit, such as an interval."""
+    """Parse `text` as a time in seconds that is not a time limit, such as an interval."""
     return _seconds(text, "")
 
 
@@ -315,8 +315,8 @@ def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[
     """Do as `with_store`, or with the option --read-only as `with_store_to_read`.
 
     A verb that waits for a value opens the store for writing: it creates a missing store, and registers its wait so
-    that writers wake it. If that is refused, the verb does not fall back to read-only by itself. A handle for writing
-    refuses another user's file, and a script must not trust such a file unless --read-only allows it.
+    that writers wake it. If the file can't be opened for writing, the verb fails and does not open it for reading. A
+    file of another user is such a case, and a script must read such a file only if the user has given --read-only.
     """
     read_only = click.option(
         "--read-only",

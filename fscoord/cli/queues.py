@@ -239,9 +239,10 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
 
 
 def _next_item(source: PriorityQueue, limit: timedelta, *, waits: bool, is_last: bool) -> Item:
-    """Take an item. If `waits`, wait for one up to the store's timeout, which is `limit`.
+    """Take an item of `source`. If `waits` is true, wait for an item up to the store's timeout, which is `limit`.
 
-    Raises `StoreTimeoutError` if no item came and `is_last`, and `QueueEmptyError` if no item came otherwise.
+    If the queue has no item, raise `QueueEmptyError`. If also `waits` and `is_last` are true, raise `StoreTimeoutError`
+    instead. `is_last` means that the verb takes no further item.
     """
     if waits:
         try:

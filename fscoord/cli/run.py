@@ -108,7 +108,10 @@ def _config(text: str) -> dict[str, str]:
 
 @_parsed_by
 def _worker_count(text: str) -> int:
-    """Return `text` as a number, or the number of this node's processors or accelerators, as torchrun does."""
+    """Return the number of workers that `text` means: a number, or one of ``auto``, ``cpu``, ``gpu`` and ``xpu``.
+
+    As with torchrun, such a word means the number of this node's processors or accelerators.
+    """
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     if text not in {"auto", "cpu", "gpu", "xpu"}:
@@ -157,7 +160,8 @@ def _full_name(name: str) -> str:
 
 
 _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_name, "auto_envvar_prefix": "PET"}
-"""The words after the program belong to the program. As with torchrun, ``PET_NNODES`` sets ``--nnodes``, and so on."""
+"""The settings of click for the verb. Options after the program belong to the program. As with torchrun, each option
+has an environment variable: ``PET_NNODES`` sets ``--nnodes``."""
 
 
 @click.command(context_settings=_SETTINGS)
@@ -297,8 +301,8 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
     Give this command on each node. The nodes find each other through the file that --rdzv-endpoint names; there is no
     port and no head node. PROGRAM is a Python script if its name ends in .py, a module with -m, and any executable
     otherwise. Each worker finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the other variables of
-    torchrun, and in FSCOORD_STORE a new store that all workers share. Each line that a worker prints has its rank
-    before it, unless the worker is the only one.
+    torchrun, and in FSCOORD_STORE a new store that all workers share. Each line that a worker prints begins
+    with the rank of the worker, unless there is only one worker.
 
     When a worker fails, all workers stop, and start again up to --max-restarts times. They also start again when a node
     comes or goes. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or 0:3,1:1 for each local rank.
@@ -306,7 +310,7 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
     is taken from the environment: --nnodes from PET_NNODES, and so on.
 
     Exits with 1 if the job failed, after it has named the worker that failed first. Ctrl-C and SIGTERM stop the workers
-    of this node; the other nodes go on if they are enough.
+    of this node; the other nodes go on if there are at least as many as --nnodes requires.
 
     \b
     Examples:

@@ -46,7 +46,7 @@ class Frame(NamedTuple):
         time: the time of day, in seconds since the epoch.
         picture: the participants and their waits.
         findings: the faults in the picture, such as a deadlock.
-        speed: the rates since the frame before; None for a store that does not report them.
+        speed: the rates since the previous frame; None for a store that does not report them.
     """
 
     time: float

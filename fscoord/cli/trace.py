@@ -64,9 +64,9 @@ def report(directory: str, as_json: bool) -> None:
     """Print the ranks that came last, and the longest waits.
 
     The tables have the ranks that came last to barriers, the waits by name, and the events that ended the longest
-    waits. Times are in seconds. The time that others wait for a rank is in rank-seconds. The clocks of two
-    hosts are compared by the barriers that both have passed. If the comparison does not show which rank came last, the
-    table says "uncertain".
+    waits. Times are in seconds. The cost of a rank is the sum of the times for which the other ranks waited for that
+    rank, in rank-seconds. The clocks of two hosts are compared by the barriers that both hosts have passed. If the
+    comparison does not show which rank came last, the table says "uncertain".
 
     \b
     Examples:

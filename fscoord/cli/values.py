@@ -148,8 +148,8 @@ def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool
     The comparison and the write are one step. If EXPECTED is "", KEY must not exist. One of the two may be "-": then it
     is read from standard input.
 
-    Prints the value that KEY has afterwards. Exits with 0 if that is DESIRED, and with 1 otherwise. So let each process
-    use a DESIRED of its own.
+    Prints the value that KEY has afterwards. Exits with 0 if this value is DESIRED, and with 1 otherwise. Two processes
+    with the same DESIRED would both exit with 0, so give each process a DESIRED of its own.
 
     \b
     Examples:
@@ -194,8 +194,8 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 def delete(store: Store, names: tuple[bytes, ...], expected: bytes | None, prints: bool) -> int:
     """Remove each KEY with its value and its queue.
 
-    Exits with 1 if one of the keys did not exist, or was not removed. No other write can come between the comparison
-    and the removal. A TCPStore has neither --expected nor --print (exit code 69).
+    Exits with 1 if one of the keys did not exist, or was not removed. With --expected, the comparison and the removal
+    are one step. A TCPStore has neither --expected nor --print (exit code 69).
 
     \b
     Examples:
@@ -281,10 +281,10 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     Each change is printed as it happens, as a line: "set KEY VALUE", where a long value is cut short, or "delete KEY".
     A file store is read when it has changed, and any other store a few times in a second. If a key changes several
     times between two reads, only the last change is printed. Queues are not shown. Each read fetches all of these
-    values, so use this for small values.
+    keys with their values, so use this verb for small values.
 
-    With --timeout it ends after that time, with exit code 0, or with 75 if there were fewer changes than --count. On a
-    terminal it first says what it waits for.
+    With --timeout the verb ends after that time, with exit code 0, or with 75 if there were fewer changes than --count.
+    On a terminal the verb first prints what it waits for.
 
     \b
     Examples:

@@ -1,9 +1,13 @@
 """The main program of an agent, a process of `fscoord doctor`. It performs the operations requested on standard input.
 
-Every call that may hang in the kernel is made in an agent, so that it blocks no other process. A request is a line of
-JSON, ``{"n": 7, "act": "lock", "with": {...}}``. The response is a line such as ``{"n": 7, "result": ...}`` or ``{"n":
-7, "error": {...}}``. The number relates a response to its request, because an interrupted caller may send a request
-before it reads the last response. The first line has the number 0 and means that the agent has started.
+Every call that may hang in the kernel is made in an agent, so that the call blocks no other process. The caller is the
+process that has started the agent. A request is a line of JSON, ``{"n": 7, "act": "lock", "with": {...}}``. The
+response is a line such as ``{"n": 7, "result": ...}`` or ``{"n": 7, "error": {...}}``. The number relates a response to
+its request, because an interrupted caller may send a request before it reads the last response. The first line has the
+number 0 and means that the agent has started.
+
+One agent of each caller uses the mailbox, a directory in which the callers of several hosts exchange messages (see
+`fscoord.doctor.mailbox`).
 
 When standard input ends, the agent closes all files and leaves the mailbox. So no file remains, however the caller's
 process has ended. Nothing else ends the agent: it ignores Ctrl-C and the termination signals, which ``scancel`` of
@@ -32,7 +36,8 @@ from fscoord.stores.file import FileStore
 LINES_MAX: Final = 500
 SUMS_MAX: Final = 2000
 TURNS: Final = 4
-"""How often an agent must find a record of the other agent after its own, to prove that both wrote at the same time."""
+"""How many times a record of the other agent must follow a record of this agent. Fewer times do not prove that both
+agents wrote at the same time."""
 MAILBOX_ACTS: Final = frozenset(("publish", "fetch", "wait", "put_aside"))
 MEET_S: Final = 5.0
 NAP_S: Final = 0.0005
@@ -41,8 +46,9 @@ NAP_S: Final = 0.0005
 class Agent:
     """Performs the operations that a caller can request, each with arguments and a result in JSON.
 
-    They work on files in `directory`, or enter and leave the mailbox. The operations `MAILBOX_ACTS` are methods of
-    `Mailbox`. The argument `name` is a file name without a directory; `kind` is a kind of lock.
+    The operations use files in the directory that `settle` sets, or the mailbox. The operations `MAILBOX_ACTS` are
+    methods of `Mailbox`, and all others are methods of this class. The argument `name` is a file name without a
+    directory. The argument `kind` is a kind of lock.
     """
 
     mailbox: Mailbox

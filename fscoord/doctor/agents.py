@@ -18,7 +18,7 @@ PIECE: Final = 1 << 16
 
 
 class FailedError(FscoordError):
-    """An operation of an agent failed. `kind` is the name of the exception class; `errno` is None if there was none."""
+    """An operation of an agent raised an exception. `kind` is the name of its class. `errno` is its errno, or None."""
 
     def __init__(self, message: str, *, errno: int | None = None, kind: str = "") -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class AgentProtocol(Protocol):
         return self.finish()
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL; the next operation starts another."""
+        """Kill the agent's process with SIGKILL. The next operation starts a new process."""
 
 
 class LocalAgent(AgentProtocol):
@@ -158,7 +158,7 @@ class LocalAgent(AgentProtocol):
 
     def _line(self) -> bytes:
         if self._process is None or self._process.stdout is None or self._process.stderr is None:
-            raise LostError(f"{self.label} has no operation to finish")
+            raise LostError(f"{self.label}: its process was ended before the operation returned")
         answers, words = self._process.stdout.fileno(), self._process.stderr.fileno()
         poll = system.select.poll()
         for fd in (answers, words):
@@ -192,9 +192,9 @@ class LocalAgent(AgentProtocol):
 
 
 class MailboxAgent(LocalAgent):
-    """The agent that uses the mailbox. If its process hangs, the examination ends, but the process is not killed.
+    """The agent that uses the mailbox. If this agent hangs, the examination ends, but the agent's process lives on.
 
-    When the hanging call returns, the process reads the end of standard input, and leaves the mailbox.
+    When the hanging call returns, the process reads the end of its standard input, and leaves the mailbox.
     """
 
     def __init__(self, label: str) -> None:

@@ -18,8 +18,8 @@ ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
 """How many seconds a request to another host may take in addition to the operation itself."""
 STALE_S: Final = 90.0
-"""A coordinator that has sent no heartbeat for this many seconds counts as dead. It sends one every second while it
-waits, and one between operations. No operation takes 90 s."""
+"""A coordinator that has sent no heartbeat for this many seconds counts as dead. A coordinator sends a heartbeat every
+second while it waits, and a heartbeat between two operations. No operation takes 90 s."""
 SLICE_S: Final = 10.0
 """The longest wait in one request to the mailbox agent, in seconds. A hanging mailbox is noticed after such a wait."""
 LATE_JOIN_S: Final = 2.0
@@ -40,7 +40,7 @@ class LateError(FscoordError):
 
 
 class Coordinator:
-    """Takes part in an examination by several instances, as coordinator or not. They share the mailbox `directory`.
+    """Lets this instance take part in an examination by several instances, which share the mailbox `directory`.
 
     Attributes:
         is_coordinator: whether this instance is the coordinator.
@@ -114,7 +114,7 @@ class Coordinator:
             names = self._wait(["roll", "beat."], known, STALE_S, idle=True)
             if not set(names).difference(known):
                 self._mailbox_agent.ask("put_aside", ACT_S)  # the coordinator died without leaving
-                raise BrokenOffError("an instance that died has left the mailbox behind")
+                raise BrokenOffError("an instance that died has not removed the examination's directory")
             known = names
         roll = self._ask("fetch", name="roll")
         self.partner = roll["partner"]
@@ -182,7 +182,10 @@ class Coordinator:
         self._mailbox_agent.ask("publish", ACT_S, name=f"ask.{name}.{number:06}", message=question)
 
     def reply(self, name: str, number: int, seconds: float) -> dict[str, Any] | None:
-        """Return the response to request `number`; None if the instance `name` left, or none came within `seconds`."""
+        """Wait for the response of the instance `name` to request `number`, and return it.
+
+        Returns None if the instance left, or if no response came within `seconds`.
+        """
         told = f"told.{name}.{number:06}"
         deadline = system.time.monotonic() + seconds
         names: list[str] = []
@@ -233,8 +236,8 @@ class RemoteAgent(AgentProtocol):
 def is_elsewhere(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether the instances with the facts `one` and `other` run on different hosts.
 
-    Containers of one host count as one host, because they share its mounts and caches. Tests simulate two hosts on one
-    kernel; each has its own network and mount.
+    Containers of one host count as one host, because they share the mounts and caches of the host. But two instances on
+    one host count as two hosts if they differ in network namespace and mount: tests simulate two hosts in this way.
     """
     if one["client"] is not None:
         return bool(one["client"] != other["client"])

@@ -177,7 +177,9 @@ class _Instance:
                 raise _as_own(error, directory) from None
             except (BrokenOffError, LateError) as error:
                 if system.time.monotonic() > deadline:
-                    raise StoreUnavailableError(f"{directory}: {error}; remove it", path=directory) from None
+                    raise StoreUnavailableError(
+                        f"{directory}: {error}; if no other instance runs, remove this directory", path=directory
+                    ) from None
                 self.tell(f"{error}; trying again")
             self.mailbox_agent.ask("leave", LEAVE_S)
             system.time.sleep(AGAIN_S)

@@ -5,9 +5,10 @@ that instances of several users find each other.
 
 A message is a file. An instance lists the directory to find new messages. Three rules make this reliable on NFS:
 
-- An instance opens a name only after a listing has shown it. Else the NFS client could remember for up to 30 s that the
-  name was missing (nfs(5), "lookupcache").
-- An instance changes the directory before it lists it, so that the NFS client requests the listing from the server.
+- An instance opens a name only after a listing has shown the name. If it opened the name earlier, the NFS client could
+  remember for up to 30 s that the name was missing (nfs(5), "lookupcache").
+- Before an instance lists the directory, it creates or removes a file there. This makes the NFS client request the
+  listing from the server.
 - A message is complete before its name appears, and each name is used once.
 """
 
@@ -108,7 +109,9 @@ class Mailbox:
                     raise
                 system.time.sleep(NAP_S)
         raise FileNotFoundError(
-            system.errno.ENOENT, "the mailbox can't be made there, or is removed again and again", self.directory
+            system.errno.ENOENT,
+            "other examinations remove this directory again and again, or its parent is gone",
+            self.directory,
         )
 
     def _make(self) -> None:
@@ -118,7 +121,10 @@ class Mailbox:
             pass
 
     def _make_shared(self, group: int) -> None:
-        """Create a mailbox whose files belong to `group` (the setgid bit). It never appears with other permissions."""
+        """Create a mailbox whose files belong to `group` (the setgid bit).
+
+        The mailbox never has other permissions under its final name.
+        """
 
         def permit(fd: int) -> None:
             if system.os.fstat(fd).st_gid != group:
@@ -200,7 +206,7 @@ class Mailbox:
     def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
         """Wait up to `seconds` for a name that has one of `prefixes` and is not in `known`. Return all names.
 
-        An `idle` instance lists the directory only twice a second, because there may be hundreds of them.
+        If `idle` is true, the directory is listed only twice a second, because there may be hundreds of idle instances.
         """
         deadline = system.time.monotonic() + seconds
         nap = NAP_S
@@ -265,8 +271,9 @@ def content(path: str) -> bytes:
 def _remove(directory: str, fd: int) -> None:
     """Remove the mailbox `directory`, whose descriptor is `fd`. Retry, because NFS keeps files that a process has open.
 
-    Other members of the group may move other directories to the mailbox's path, or into the mailbox. These must not be
-    emptied. So the mailbox is emptied through `fd`, and only empty directories in it are removed.
+    Other members of the group may move other directories to the mailbox's path, or into the mailbox. The files in these
+    directories must stay. So this function empties the mailbox through `fd`, and removes only empty directories in the
+    mailbox.
     """
     deadline = system.time.monotonic() + REMOVE_S
     while True:

@@ -49,8 +49,9 @@ class Terms(NamedTuple):
 def readers(job: Job, record_bytes: float) -> int:
     """Return how many processes of `job` read the arrivals at a barrier from the server.
 
-    An arrival is a record of `record_bytes` bytes. If all arrivals fit into the extent that the processes of a node
-    share, one process of each node reads. Otherwise each rank reads.
+    An arrival is a record of `record_bytes` bytes. The processes of a node share the bytes of the log that one of them
+    has read last, the extent (`fscoord._log.shared.extent`). If all arrivals fit into the extent, one process of each
+    node reads from the server. Otherwise each rank reads from the server.
     """
     return job.nodes if job.ranks * record_bytes <= EXTENT_MAX else job.ranks
 
@@ -67,17 +68,17 @@ RECORD_BYTES: Final = 46.9
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 4
-"""If only one rank writes, an add takes four round trips: lock, get the size, write, unlock. The client sends the fifth
-request, FREE_STATEID, after the call has returned. After a write of another node, an add also has to read.
+"""If only one rank writes, an add takes four round trips: lock, get the size, write, unlock. The client also sends
+FREE_STATEID, a fifth request, after the call has returned. If another node has written since, an add also has to read.
 """
 
 
 def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
     """Return the estimated times and requests of `job`. ``docs/cli/doctor.md`` explains the fields.
 
-    `round_trip_s` is the time of a round trip to the server, in seconds. The times in the result are the round trips
-    plus the processor time of the writing ranks, since one node after the other writes. They don't include the time in
-    which a slow server sends the records to each of the `readers`.
+    `round_trip_s` is the time of a round trip to the server, in seconds. A time in the result is the time of the
+    round trips plus the processor time of all writing ranks, because only one node writes at a time. The time in which
+    a slow server sends the records to each of the `readers` is not included.
     """
     agents = Job(job.nodes, 1)
     leaders_s = LEADER_S * job.ranks  # one node after the other has the lock
@@ -105,8 +106,8 @@ def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
 def round_trip_of(checks: list[dict[str, Any]], lock: str) -> float | None:
     """Return the time of a round trip in seconds, from the checks of an examination. None if only one host took part.
 
-    To acquire and release a free lock takes two round trips. A test within one host does not count, because its locks
-    may not reach the server.
+    To acquire and release a free lock takes two round trips. A check between two processes of one host does not count,
+    because its lock requests may not reach the server.
     """
     for check in checks:
         if (check["name"], check["between"], check["lock"]) == ("latency", HOSTS, lock):

@@ -152,7 +152,11 @@ class ProbeFile:
             system.close_quietly(fd)
 
     def way(self, kind: str) -> str:
-        """Return how a store reads: ``"direct"`` on NFS with a soft lock, which keeps old caches, else ``"plain"``."""
+        """Return how a store reads under a lock of this kind.
+
+        Returns ``"direct"`` for a soft lock on NFS, because the NFS client keeps its cache when a soft lock is taken.
+        Returns ``"plain"`` otherwise.
+        """
         return "direct" if kind == "soft" and self._is_nfs else "plain"
 
     def read(self, how: str, kind: str) -> list[ProbeRecord | None]:
@@ -183,7 +187,10 @@ class ProbeFile:
         self.reader = fd
 
     def _forward(self, fd: int) -> list[ProbeRecord | None]:
-        """Return the next records. Read a damaged record again next time, in case only the cache was damaged."""
+        """Return the next records, up to the first damaged record. The next call reads that record again.
+
+        A damaged record may be damaged only in the cache.
+        """
         data = self._pending.get(fd, b"") + system.os.read(fd, CHUNK)
         found = decode(data)
         sound = next((index for index, line in enumerate(found) if line is None), len(found))

@@ -58,7 +58,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
     Args:
         pair: the agents.
         lock: the kind of lock that the store is to have.
-        options: further options for the store; None tests no store, because a store refuses the mount.
+        options: further options for the store. None means that a store refuses this mount: then no store is tested.
         before: called with the name and number of each probe before it begins.
 
     Raises:
@@ -121,12 +121,12 @@ def _start_anew(pair: Pair) -> None:
 
 
 RELEASE_S: Final = 5.0
-"""How many seconds a lock may seem held after its release. An NFS 4.0 client polls for a lock at long intervals."""
+"""How many seconds a lock may be refused after its release. An NFS 4.0 client polls for a lock at long intervals."""
 TURNS_MIN: Final = 3
 
 
 def exclusion(pair: Pair, kind: str) -> Check:
-    """Test that an exclusive lock excludes the other agent. Shared locks must coexist, and a released lock be free."""
+    """Test that an exclusive lock excludes the other agent, that shared locks coexist, and that a release works."""
     name = pair.name("exclusion", kind)
     one, other = pair
     faults = []
@@ -143,7 +143,7 @@ def exclusion(pair: Pair, kind: str) -> Check:
         faults.append("a released lock stayed held")
     else:
         if one.ask("lock", ACT_S, name=name, kind=kind):
-            faults.append("both got an exclusive lock at once, the other way round")
+            faults.append("both got an exclusive lock at once, also in the reverse order")
             one.ask("unlock", ACT_S, name=name, kind=kind)
         other.ask("unlock", ACT_S, name=name, kind=kind)
     if kind != "soft" and not faults:
@@ -212,7 +212,7 @@ def race(pair: Pair, kind: str) -> Check:
         return pair.check("race", BAD, "; ".join(faults), kind, **measured)
     total = sum(measured["written"].values())
     if tallies[0]["turns"] < TURNS_MIN:
-        return pair.check("race", UNKNOWN, "the two never wrote at the same time", kind, **measured)
+        return pair.check("race", UNKNOWN, "the two processes never wrote at the same time", kind, **measured)
     says = f"{total} appends, {measured['turns']} times in turn, all there and in order"
     return pair.check("race", OK, says, kind, **measured)
 
@@ -301,7 +301,7 @@ def delay(pair: Pair, kind: str, how: str) -> Check:
     if garbled:
         says.append(f"{garbled} reads returned bytes that no agent wrote")
     if not are_done:
-        says.append(f"{LOOKS[how]} did not show an append within seconds")
+        says.append(f"{LOOKS[how]} did not show an append in time")
     return pair.check(f"delay-{how}", outcome, "; ".join(says), **measured)
 
 
@@ -353,7 +353,7 @@ def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
         lost = f"{len(sums)} additions of 1 gave {max(sums)}; {len(sums) - len(set(sums))} sums were returned twice"
         return pair.check("store", BAD, lost, kind)
     if max(ends[0]["sums"]) < min(ends[1]["sums"]) or max(ends[1]["sums"]) < min(ends[0]["sums"]):
-        return pair.check("store", UNKNOWN, "the two never added at the same time", kind)
+        return pair.check("store", UNKNOWN, "the two processes never added at the same time", kind)
     says = f"{len(sums)} additions, each sum once; {speeds[0]:.0f} and {speeds[1]:.0f} additions/s at once"
     return pair.check("store", OK, says, kind, operations_per_s=speeds)
 

@@ -22,7 +22,7 @@ class Check(NamedTuple):
     Attributes:
         name: the name of the probe, one word.
         between: ``"processes"`` (of one host) or ``"hosts"``.
-        outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (the probe could not be finished) or
+        outcome: ``"ok"``, ``"bad"`` (a store would break a promise), ``"unknown"`` (the probe could not be finished) or
             ``"info"`` (nothing depends on it).
         says: the result as text.
         lock: the kind of lock that was tested, or ``""``.
@@ -84,7 +84,7 @@ class Findings(NamedTuple):
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Between what the checks must pass: processes, or processes and hosts."""
+        """The values of `Check.between` for which the checks must pass: processes, or processes and hosts."""
         return (PROCESSES,) if self.facts["is_local"] else (PROCESSES, HOSTS)
 
     def check(self, name: str, between: str) -> Check | None:
@@ -125,7 +125,7 @@ def _failures(findings: Findings) -> list[str]:
 
 
 def _is_testable(facts: dict[str, Any]) -> bool:
-    """Return whether only a test shows if the mount is fit: the mount table lacks the relevant option."""
+    """Return whether only a test shows if the mount is fit, because the mount table lacks the decisive option."""
     return bool(facts["kind"] == "fuse.glusterfs")
 
 
@@ -194,7 +194,10 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
 
 
 def _has_no_locks(findings: Findings) -> bool:
-    """Return whether the kernel's locks are missing and not broken, so that a soft lock can be used instead."""
+    """Return whether the mount has no kernel locks of some kind. Then a soft lock can be used instead.
+
+    A kernel lock that exists but does not exclude other processes does not count.
+    """
     return any(check.measured.get("missing") and check.lock != "soft" for check in findings.checks)
 
 

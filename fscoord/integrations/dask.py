@@ -95,7 +95,7 @@ def _log_wait(store: Store, limit: float) -> None:
 def _without_scheduler(store: Store, error: StoreTimeoutError) -> StoreTimeoutError:
     """Log and return the error for a wait that ended without a scheduler.
 
-    It is logged because Dask replaces a `TimeoutError` of a starting worker by one without a message.
+    The error is logged because Dask replaces a `TimeoutError` of a starting worker by an error without a message.
     """
     message = (
         f"timeout: no scheduler has published its address in {store!r} within {error.waited:g} s; start one with dask"

@@ -40,7 +40,8 @@ LONGEST_S: Final = 1e6
 """The longest timeout that is passed to JAX, in seconds. JAX takes whole numbers, so no infinite timeout."""
 
 LOOK_S: Final = 1.0
-"""The time in seconds between two checks that the thread still runs. Its record of the end in the store may fail."""
+"""The time in seconds between two checks whether the thread of the call still runs. The thread records its end in the
+store, but this write may fail."""
 
 _open: list[Store] = []
 """The stores that this module has opened. They stay open, because a rank whose session has ended counts as dead."""
@@ -62,11 +63,11 @@ def initialize(
     """Call ``jax.distributed.initialize`` with the address of rank 0 from the store. All processes must call this.
 
     Rank 0 picks a free port and publishes its address for this run and this restart of the workers, so that no process
-    reads an older address. When all processes have arrived, each calls JAX in a thread. So this function raises at once
-    if another process dies during the call, where JAX would wait until its time-out.
+    reads an older address. When all processes have arrived, each process calls JAX in a thread. If another process dies
+    during the call, this function raises an error at once. JAX alone would wait until its time-out.
 
-    If the launcher starts several processes on a host, each of them sees the GPU whose number is its local rank, as
-    JAX does under Slurm. The option ``local_device_ids`` overrides this.
+    If the launcher starts several processes on a host, each process uses one GPU. The number of the GPU is the local
+    rank of the process, as JAX chooses it under Slurm. The option ``local_device_ids`` overrides this.
 
     Args:
         store_or_url: the store that the processes share, or its address; None: the address in ``FSCOORD_STORE``. A
@@ -132,7 +133,10 @@ def _address(info: RendezvousInfo) -> str:
 
 
 def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -> None:
-    """Run `call` in a thread. Raise `RendezvousError` if another process dies before its own `call` has returned."""
+    """Run `call` in a thread, and wait for its end.
+
+    Every process of the job calls this function. If one of the others dies in its call, raise `RendezvousError`.
+    """
     if not store.has_liveness or info.world_size == 1:
         call()
         return
@@ -179,7 +183,7 @@ def _add_detection() -> None:
         from jax._src.clusters import ClusterEnv
 
         if ClusterEnv.opt_in_only_method is not False:
-            raise AttributeError("opt_in_only_method is not False")
+            raise AttributeError("its ClusterEnv.opt_in_only_method is not False")
     except (ImportError, AttributeError) as error:
         text = "this JAX has no cluster_detection_method=%r (%s): call fscoord.integrations.jax.initialize"
         logger(__name__).info(text, DETECTION_METHOD, error)

@@ -50,7 +50,7 @@ SEGMENTS_IN_VALUE: Final = 64
 """How many segments fit into the longest value of the store. `EtcdStore` rewrites a whole segment to append a line."""
 
 NEAR: Final = 1000
-"""How many entries a reader skips one by one. To skip more, it lists the segments in the store."""
+"""The most entries that a reader skips one by one. To skip more entries, a reader lists the segments in the store."""
 
 LOG: Final = "log/"
 SNAPSHOT: Final = "snapshot"
@@ -95,7 +95,7 @@ class _Line(NamedTuple):
 
     Attributes:
         first: the number of the first entry.
-        size: the number of entries; 0 between two segments.
+        size: the number of entries; 0 for the step from the end of a segment to the next segment.
         text: the entries, as JSON.
         after: the position after the line.
     """
@@ -199,8 +199,8 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         Raises:
             TypeError: an entry can't be written as JSON. Nothing was written.
             LimitExceededError: the entries are too long for a value of the store. Nothing was written.
-            StoreError: the store failed. ``maybe_applied`` says whether the entries may have been written.
-            StoreTimeoutError: the store did not answer within its timeout. ``maybe_applied`` means the same.
+            StoreError: the store failed. ``maybe_applied`` of the error says whether the entries may have been written.
+            StoreTimeoutError: the store did not answer within its timeout. The error has ``maybe_applied``, too.
         """
         self._refuse_other_process()
         if not logs:
@@ -223,9 +223,9 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     # -- BaseJournalSnapshot -------------------------------------------------------------------------------------------
 
     def save_snapshot(self, snapshot: bytes) -> None:
-        """Save `snapshot`, which new storages load. A failure is only logged, because no data depends on a snapshot.
+        """Save `snapshot`, which new storages load. An error is only logged, because no data depends on a snapshot.
 
-        It is a failure, too, if the compressed snapshot is too long for a value of the store.
+        A compressed snapshot that is too long for a value of the store is such an error.
         """
         if not self._has_snapshots:
             return
@@ -240,7 +240,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     def load_snapshot(self) -> bytes | None:
         """Return the last snapshot; None if there is none, or if another version of Optuna or Python has saved it.
 
-        Optuna could fail to load the pickle of another version. With None it reads the whole journal.
+        Optuna could fail to load the pickle of another version. If it gets None, Optuna reads the whole journal.
         """
         tag = _snapshot_tag()
         value = self._view.get(SNAPSHOT, default=b"") if self._has_snapshots else b""
@@ -257,8 +257,9 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     def compact(self) -> int:
         """Pack the sealed segments that are not packed yet, and compact the file of a `~fscoord.FileStore`.
 
-        A segment is packed when it is sealed. So this call is useful only if a process was killed at that moment, or
-        before the file is archived. No entry is dropped, and other processes may read and append at the same time.
+        A writer packs a segment as soon as the segment is sealed. So this call is useful only if a writer was killed
+        before it packed a segment, or before the file is archived. No entry is dropped. Other processes may read and
+        append at the same time.
 
         Returns:
             The number of segments that this call has packed.
@@ -270,7 +271,10 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return packed
 
     def _append(self, number: int, line: bytes, mark: bytes) -> tuple[bool, int]:
-        """Append `line` to the segment `number`. Return whether it counts, and the segment for the next line."""
+        """Append `line` to the segment `number`. Return whether `line` counts, and the segment for the next line.
+
+        A line that was appended after the seal of a segment does not count. `mark` is the beginning of `line`.
+        """
         key = _key(number)
         self._view.append(key, line)
         try:
@@ -334,7 +338,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return _Place(first, 0, first)
 
     def _lines_from(self, place: _Place) -> Iterator[_Line]:
-        """Yield all lines from `place` on, and a line without entries between two segments."""
+        """Yield all lines from `place` on. After the last line of a segment, yield a line of size 0."""
         while True:
             key = _key(place.segment)
             if place.segment > self._newest_seen:

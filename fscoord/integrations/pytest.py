@@ -55,7 +55,8 @@ class Run:
     def register(self) -> None:
         """Record that this worker may use values of other workers. Every worker calls this before its first test.
 
-        It holds the lock of the teardowns, so a worker that replaces a dead worker can't register during a teardown.
+        The call takes the lock that a teardown holds. So a worker that replaces a dead worker can't register during a
+        teardown.
         """
         if not self._is_registered:
             with self._lock:

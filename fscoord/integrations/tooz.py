@@ -4,9 +4,9 @@ The module implements the interface of ``tooz.coordination.CoordinationDriver`` 
 https://docs.openstack.org/tooz/latest/ documents them. tooz finds the driver by its entry point. It needs the extra
 ``fscoord[tooz]``.
 
-A group is a key, which shows that the group exists, and a `~fscoord.recipes.Membership`. To create, join or delete a
-group, a process first reads and then writes, so it holds a lock of the group. The write is a single step. So a process
-that dies between these steps leaves the group intact, and its death releases the lock.
+A group consists of a key, which shows that the group exists, and a `~fscoord.recipes.Membership`. A process that
+creates, joins or deletes a group holds a lock of the group while it reads the state of the group and then writes. The
+write is one atomic operation. So the group stays intact if the process dies, and the death releases the lock.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ HEARTBEAT_S: Final = 10.0
 class FscoordLock(locking.Lock):
     """A lock of tooz, exclusive or shared. It uses a `~fscoord.recipes.ReadWriteLock`.
 
-    Contenders acquire it in the order of their requests, across processes and hosts. The death of a holder releases the
-    lock, and so does the end of its coordinator. An object that holds the lock shared may acquire it shared again.
-    Several threads may use one object: as in tooz's drivers, any of them may release what another has acquired.
+    Contenders acquire the lock in the order of their requests, across processes and hosts. The lock is released when
+    its holder dies, and when the coordinator that made the holder's object stops. An object that holds the lock shared
+    may acquire it shared again. Several threads may use one object. As in tooz's drivers, a thread may release a lock
+    that another thread has acquired.
 
     Args:
         store: the store of the coordinator.
@@ -115,7 +116,7 @@ class FscoordLock(locking.Lock):
     def break_(self) -> bool:
         """Take the lock away from all holders, and return whether there were any.
 
-        The holders get no notice: their ``release`` and ``is_still_owner`` return False.
+        The holders are not notified. Their ``release`` and ``is_still_owner`` return False.
         """
         with _tooz_errors(f"the lock {self._key!r}"):
             broken = [force_release(self._store, self._key, holder.token) for holder in self._lock.holders()]
@@ -179,11 +180,12 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     Apart from its scheme, the URL is that of `~fscoord.open_store` for a file, with the same options in its query. The
     keyword arguments of ``tooz.coordination.get_coordinator`` are options, too. tooz's own option ``executor`` is
-    ``sync`` by default, because a call takes less time than to hand it to a thread, and tooz's thread delays ``stop``
-    by a second. With ``executor=thread`` a call returns at once, and only ``get()`` of the future waits.
+    ``sync`` by default: a method returns when its work is done. With ``executor=thread`` a method returns at once, and
+    ``get()`` of the future waits for the end of the work. This is slower, because the work takes less time than its
+    transfer to the thread, and because tooz's thread delays ``stop`` by a second.
 
-    A member that dies leaves its groups, loses its locks and stops leading by itself, as soon as its death is detected.
-    No process sends heartbeats for that, and no timeout has to pass. So ``requires_beating`` is False.
+    As soon as the death of a member is detected, the member leaves its groups, loses its locks and stops leading. No
+    process sends heartbeats, and no timeout has to pass. So ``requires_beating`` is False.
 
     Args:
         member_id: the id of this member.

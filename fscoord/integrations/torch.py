@@ -74,10 +74,10 @@ _open_stores: set[TorchStore] = set()
 class TorchStore(dist.Store):
     """Wraps `store` as a real ``torch.distributed.Store``, for ``init_process_group(store=...)`` and other torch code.
 
-    Every error of the store is raised as an error of the same class that is also a ``DistStoreError``, with the
-    original as its ``__cause__``. So torch's own ``elastic.utils.store.barrier`` names the missing ranks after a
-    timeout. `ValueError` and `OverflowError` are raised unchanged. A timeout of zero means no limit, as in torch. With
-    a negative timeout an operation tries once.
+    An error of the store is raised as an error of a new class, which inherits from the class of the error and from
+    ``DistStoreError``. The original error is its ``__cause__``. So torch's own ``elastic.utils.store.barrier`` names
+    the missing ranks after a timeout. `ValueError` and `OverflowError` are raised unchanged. A timeout of zero means no
+    limit, as in torch. With a negative timeout an operation tries once.
 
     torch's C++ base class keeps the timeout. Each operation first sets the timeout of `store` to it.
 
@@ -290,7 +290,7 @@ def _join_group(url: str, timeout: Timeout | None) -> tuple[Store, int, int]:
 
 
 RANKS: Final = "fscoord/rank/"
-"""The prefix of the keys of a process group's ranks. The key of a rank has its process: ``{session} {host}:{pid}``."""
+"""The prefix of the keys of a process group's ranks. The value names the rank's process: ``{session} {host}:{pid}``."""
 
 OUTCOME: Final = "fscoord/outcome"
 """The key for the outcome of a group: all ranks have joined, or a rank has given up. Only the first write counts."""

@@ -35,9 +35,9 @@ Hits = AbstractContextManager[list[str]]
 
 
 def counted(given: Collection[str], known: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
-    """Return a rule: of the calls named in `given`, the first `after` pass, and the next `times` get `fault`.
+    """Return a rule for the calls named in `given`, or for those in `known` if `given` is empty.
 
-    If `given` is empty, the calls named in `known` count. If `times` is None, all further calls get the fault.
+    The first `after` of these calls get no fault. The next `times` of them get `fault`; None means all further calls.
 
     Raises:
         ValueError: a call is not known, or a number is negative.
@@ -61,7 +61,7 @@ def counted(given: Collection[str], known: Collection[str], fault: Fault, after:
 
 
 def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
-    """Return a rule: each call gets one of the faults that `faults` returns for its name, with probability `rate`.
+    """Return a rule that gives a call a fault with probability `rate`, drawn from ``faults(name of the call)``.
 
     Raises:
         ValueError: `rate` is not between 0 and 1.

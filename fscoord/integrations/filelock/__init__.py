@@ -3,11 +3,14 @@
 A program changes one import: ``from fscoord.integrations.filelock import FsFileLock as FileLock``. The classes are
 subclasses of filelock's, so `isinstance`, `filelock.Timeout`, nested acquisitions and singletons are as before.
 
-An acquisition takes two locks, one after the other. The first is a lock of `fscoord.recipes` in a store beside the
-file, which has the file's name and ``.fscoord``. It is granted in the order of the requests, it is free as soon as its
-holder is proved dead, and it has a fencing token. The second is filelock's own lock on the file, so that a program
-which uses filelock alone is excluded, too, as far as the mount has that lock. The store has a name of its own because
-filelock empties the file that it locks.
+An acquisition takes two locks, one after the other:
+
+- The *first lock* is a lock of `fscoord.recipes` in a store. The path of the store is the path of the lock file with
+  ``.fscoord`` at its end. The store can't be in the lock file itself, because filelock empties that file. The first
+  lock is granted in the order of the requests. It is free as soon as its holder is proved dead, and it has a fencing
+  token.
+- The *second lock* is filelock's own lock on the lock file. It also excludes programs that use filelock alone, if that
+  lock works on the mount.
 
 It needs the extra ``fscoord[filelock]``.
 """
@@ -29,7 +32,7 @@ __all__ = ["AsyncFsFileLock", "FsFileLock", "FsReadWriteLock"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the classes that need asyncio or sqlite3 when they are first used, as filelock does."""
+    """Import a class that needs asyncio or sqlite3 at the first use of that class, as filelock does."""
     if name == "AsyncFsFileLock":
         from fscoord.integrations.filelock._async_file_lock import AsyncFsFileLock
 

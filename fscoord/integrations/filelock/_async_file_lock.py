@@ -18,9 +18,9 @@ from fscoord.store import Store, needed_store
 
 
 class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
-    """A `filelock.AsyncFileLock` with the additions of `FsFileLock`, which has the arguments and errors.
+    """A `filelock.AsyncFileLock` with the additions of `FsFileLock`. `FsFileLock` describes the arguments and errors.
 
-    A task waits in the line of all contenders, without a thread. If the task is cancelled meanwhile, it leaves the
+    A waiting task has a place in the line of all contenders, and uses no thread. A task that is cancelled leaves the
     line.
     """
 

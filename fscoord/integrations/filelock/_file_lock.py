@@ -15,13 +15,14 @@ from fscoord.integrations.filelock._store import Turn, forgetting, place_of
 from fscoord.store import Store, needed_store
 
 EXIT_PAUSES_S: Final = (0.001, 0.004, 0.016, 0.064)
-"""The pauses, in seconds, before filelock's lock is tried again, and before ``poll_interval`` counts."""
+"""The pauses, in seconds, between the first tries to take filelock's lock. Later pauses last ``poll_interval``."""
 
 
 class TurnHolder(filelock.UnixFileLock):
-    """The part that `FsFileLock` and `AsyncFsFileLock` share: the hold of the first lock beside that of the second.
+    """The common part of `FsFileLock` and `AsyncFsFileLock`: keeps the `Turn` of the first lock for each hold.
 
-    filelock calls `_acquire` to try its own lock, until it has it, and `_release` to release it, in any thread.
+    filelock calls `_acquire` again and again until the second lock is acquired. It calls `_release` to release the
+    second lock. Both calls may come from any thread.
     """
 
     _store: Store | None
@@ -69,7 +70,7 @@ class TurnHolder(filelock.UnixFileLock):
                     turn.release()
 
     def _withdraw(self, turn: Turn) -> None:
-        """Release `turn`, unless it belongs to a hold. It was granted or not."""
+        """Release `turn`, which may be granted or still waiting. Do nothing if the acquisition has succeeded."""
         if self._granted is turn:
             self._granted = None
         if turn not in self._turns.values() and turn._current() is not None:
@@ -83,7 +84,7 @@ class TurnHolder(filelock.UnixFileLock):
         See `fscoord.recipes.Fenced` for its use.
 
         Raises:
-            RuntimeError: this object does not hold the lock, in this thread if the object is thread-local.
+            RuntimeError: this object does not hold the lock. A thread-local object may hold the lock in another thread.
         """
         fd = self._context.lock_file_fd
         turn = None if fd is None else self._turns.get(fd)
@@ -97,7 +98,7 @@ class FsFileLock(TurnHolder):
 
     The arguments, methods and errors are those of `filelock.FileLock`. In addition, an acquisition raises the errors of
     a `fscoord.FileStore`: for example `~fscoord.UnsupportedFilesystemError` on a mount whose locks exclude no process
-    of another host. filelock alone locks there without effect.
+    of another host. On such a mount a lock of filelock alone has no effect between hosts.
 
     Args:
         lock_file: the path of the lock file. The store is beside it, with ``.fscoord`` at the end of its name.

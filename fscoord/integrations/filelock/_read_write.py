@@ -17,7 +17,7 @@ from fscoord.recipes.lock import Side
 
 _Base: Any = filelock.ReadWriteLock  # None in a Python without sqlite3
 if _Base is None:
-    raise ImportError("FsReadWriteLock needs the module sqlite3, because filelock.ReadWriteLock does")
+    raise ImportError("FsReadWriteLock needs the module sqlite3, which this Python lacks: use another Python")
 
 
 class FsReadWriteLock(_Base):

@@ -1,4 +1,4 @@
-"""The first lock of an acquisition: a `Turn` at a lock file, in the store beside it."""
+"""The first lock of an acquisition: `Turn`, a lock in the store beside the lock file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fscoord.store import Store
 from fscoord.stores.file import FileStore
 
 SUFFIX: Final = ".fscoord"
-"""What follows the name of the lock file in the name of its store."""
+"""The path of a store is the path of the lock file with this text at its end."""
 
 _stores: weakref.WeakValueDictionary[str, FileStore] = weakref.WeakValueDictionary()
 """The open stores of this process, by their paths. The locks that use a store keep it open."""
@@ -31,8 +31,8 @@ class Turn(Lock):
     Args:
         store: the store.
         name: the lock's name in the store.
-        limit: how long it may wait, in seconds; math.inf: without limit. A wait without limit for another hold of the
-            same thread or task is refused, as in filelock.
+        limit: how long the acquisition may wait, in seconds; math.inf: without limit. As in filelock, a wait without
+            limit raises an error if the same thread or task holds the lock by another object.
     """
 
     def __init__(self, store: Store, name: str, limit: float) -> None:
@@ -60,9 +60,10 @@ class Turn(Lock):
 def place_of(lock_file: str, store: Store | None, mode: int | None) -> tuple[Store, str]:
     """Return the store for the lock of `lock_file`, and the name of the lock there.
 
-    Without `store`, this is the store beside the lock file, and the name is that of the file without its directory. In
-    `store`, the name is the path of the file. A missing lock file is created with `mode`, or as filelock
-    creates it. The store has the permissions of the lock file, so every user who may lock the file may use the store.
+    If `store` is given, the lock is in `store`, and its name is the path of the lock file. Otherwise the lock is in the
+    store beside the lock file, and its name is the file name. A missing lock file is created with `mode`, or as
+    filelock creates it. The store has the permissions of the lock file, so every user who may lock the file may use the
+    store.
     """
     path = system.os.path.realpath(lock_file)
     if store is not None:
@@ -93,7 +94,10 @@ def _create(path: str, mode: int | None) -> int:
 
 @contextmanager
 def forgetting(lock_file: str) -> Iterator[None]:
-    """Raise the error of the body. If the store was deleted or replaced, the next acquisition opens it anew."""
+    """Forget the open store if the body raises `StoreGoneError`, because the store's file was deleted or replaced.
+
+    The next acquisition then opens a new store. Every error of the body is raised unchanged.
+    """
     try:
         yield
     except StoreGoneError:

@@ -207,7 +207,10 @@ class Waiting(ContractTests):
 
 
 class CtrlC:
-    """A context manager in which SIGINT raises only during the call under test. At other times it would end pytest."""
+    """A context manager in which SIGINT raises `KeyboardInterrupt` only during the call under test.
+
+    A `KeyboardInterrupt` at another time would end pytest.
+    """
 
     def __init__(self) -> None:
         self._is_armed = self._has_begun = self._has_come = False
