@@ -11,7 +11,7 @@ from fscoord._runtime import system
 from fscoord.store import Store
 
 ENTRY_POINTS = "fscoord.stores"
-"""The group of the entry points with which other packages register schemes."""
+"""The group of entry points in which other packages declare their schemes; see `register_scheme`."""
 
 ENVIRONMENT_VARIABLE = "FSCOORD_STORE"
 """The environment variable with the address that `open_store` uses by default."""

@@ -1,7 +1,7 @@
 """`Server` runs torch's server for a `TCPStore` in this process. Only this module of `stores.tcp` needs torch.
 
-The calls of torch that start and stop the server may block, because the server asks the resolver for the names of its
-clients and can't be stopped meanwhile. So a thread makes these calls, with a deadline.
+The calls of torch that start and stop the server may block: the server asks the resolver for the names of its clients,
+and can't be stopped until the resolver answers. So a separate thread makes these calls, with a deadline.
 """
 
 from __future__ import annotations
