@@ -928,7 +928,9 @@ def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> Wa
             ArrivalRequest, (counter, b"", last, world_size, timeout, None, None, True, True, None)
         )
     except (NotACounterError, CounterRangeError) as error:
-        raise BarrierError(f"{error}. So it is not the counter of a barrier; give every barrier its own key") from error
+        raise BarrierError(
+            f"{error}. So the key is not the counter of a barrier; give every barrier its own key"
+        ) from error
     if arrived is not None:
         raise UsedBeforeError(
             f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"

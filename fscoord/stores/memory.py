@@ -61,9 +61,7 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Create the lock, and forget all waiters. Called in the constructor, and in a forked child, which has no
-        waiters.
-        """
+        """Create the lock, and forget all waiters. Called by the constructor, and in a forked child, which has none."""
         # A bare lock: a Ctrl-C can't interrupt between the moment when ``with`` acquires it and the block.
         self._lock = system.threading.Lock()
         self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them

@@ -541,7 +541,9 @@ def _check_prefix(prefix: Key) -> bytes:
     if not name.strip(b"/"):
         raise ValueError(f"the prefix {prefix!r} is empty: give the store a name of its own in etcd, such as 'job42/'")
     if b"\0" in name or any(part.startswith(b"=") for part in name.split(b"/")):
-        raise ValueError(f"the prefix {prefix!r} has a NUL, or a part that begins with an equals sign: choose another")
+        raise ValueError(
+            f"the prefix {prefix!r} has a NUL, or a part that begins with an equals sign: choose another prefix"
+        )
     return name if name.endswith(b"/") else name + b"/"
 
 

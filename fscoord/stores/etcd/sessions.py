@@ -156,7 +156,9 @@ class LeaseSession:
         try:
             self._transactions.write([change], WAIT_WRITE_S)
         except FscoordError as error:
-            logger(__name__).info("%s: what this process waits for is not shown: %s", self._client, str(error))
+            logger(__name__).info(
+                "%s: the wait of this process can't be shown to other processes: %s", self._client, str(error)
+            )
 
     def waits(self, limit: float) -> dict[int, ShownWait]:
         """Return {session number: its shown wait}. Malformed values are left out."""

@@ -342,7 +342,7 @@ class FileStore(Sessions):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path and the options. The unpickled handle has no rank, and is not a participant."""
         if self._remove_temporary is not None:
-            raise not_copied(self, f"this one has a temporary file: pass its path {self.path!r}, or use clone()")
+            raise not_copied(self, f"this store has a temporary file: pass its path {self.path!r}, or use clone()")
         options = self._options | {"rank": None, "label": None}
         return partial(FileStore, self.path, timeout=self._timeout, **options), ()
 

@@ -225,7 +225,9 @@ class ArrivalSlots:
         try:
             if bell is None:
                 if self._log.handle.bell and self._notifier.bell_exists():
-                    raise OSError(system.errno.ENXIO, "its bell can't be opened")
+                    raise OSError(
+                        system.errno.ENXIO, f"the bell {self._log.path}.bell can't be opened; check its owner and mode"
+                    )
                 return
             wanted = self.content(key, 0)
             row = row_of(wanted)

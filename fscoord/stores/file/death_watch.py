@@ -83,9 +83,7 @@ class SessionNeeds:
 
 
 class RankNeeds:
-    """Implements `Needs` for a wait that needs `ranks`: a list, or a `NeededRanks`, which selects ranks by a stored
-    value.
-    """
+    """Implements `Needs` for a wait that needs `ranks`. A `NeededRanks` reads the needed ranks from the store."""
 
     def __init__(self, log: Log, state: KeyValueState, ranks: list[int] | NeededRanks) -> None:
         self._log = log

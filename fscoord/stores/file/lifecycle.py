@@ -66,7 +66,7 @@ def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_onl
     if path is not None and file_name is not None:
         raise TypeError("path and file_name are two names for one argument; pass one")
     if read_only and path is None and file_name is None:
-        raise ValueError("a read-only store needs a path")
+        raise ValueError("a read-only store needs a path; pass the path of an existing store")
     return file_name if path is None else path
 
 
@@ -118,8 +118,7 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
-    """Close `store` when the process exits. Until then, keep a participant alive that the program no longer references.
-    """
+    """Close `store` when the process exits. Until then, hold a reference to a participant, so that it stays alive."""
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)

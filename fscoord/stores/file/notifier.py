@@ -317,7 +317,9 @@ class ChangeNotifier:
                 self._log.update(record.BELL, b"", b"", decide, timeout)
             watcher.is_announced = True
         except StoreTimeoutError as error:
-            logger(__name__).debug("%s: its bell is not announced yet: %s", self._log.path, str(error))
+            logger(__name__).debug(
+                "%s: the bell could not be announced, and the next poll tries again: %s", self._log.path, str(error)
+            )
         except StoreUnavailableError as error:
             self._warn(error)
 
@@ -325,5 +327,5 @@ class ChangeNotifier:
         if not self._warned:
             self._warned = True
             logger(__name__).warning(
-                "%s%s can't be used (%s); waits go on, more slowly", self._log.path, BELL_SUFFIX, str(error)
+                "%s%s can't be used (%s); waits continue, but may end later", self._log.path, BELL_SUFFIX, str(error)
             )

@@ -217,7 +217,7 @@ class FileObserver:
         living = {number: session for number, session in sessions.items() if alive[number] is not False}
         reading = read_slots(self.path, living, is_shared=log.handle.is_shared)
         if reading.problem is not None:
-            notes.append(f"what the participants wait for is unknown: {reading.problem}")
+            notes.append(f"the waits of the participants are unknown: {reading.problem}")
         if reading.torn:
             notes.append(f"these wait slots can't be read: {_numbers(reading.torn)}")
         if log.table.previous is not None:

@@ -295,7 +295,7 @@ class Draft:
 
     def _too_long(self, key: bytes, size: int) -> LimitExceededError:
         return LimitExceededError(
-            f"key {key_text(key)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
+            f"key {key_text(key)!r}: a value of {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
             path=self._path,
         )
 

@@ -13,8 +13,7 @@ PLACES_MAX: Final = 256
 
 
 class TracedWait:
-    """Records one wait as a span. The object is created when the wait first sleeps, or when it times out without a
-    sleep.
+    """Records one wait as a span. The object is created when the wait first sleeps, or times out without a sleep.
 
     The start time of the span is `started`, so the span includes the reads before the first sleep.
 

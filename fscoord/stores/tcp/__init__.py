@@ -186,8 +186,8 @@ class TCPStore(Store):
         """Return whether the server has queues.
 
         torch's server without libuv closes the connection when it receives a request for a queue. If the connection is
-        lost, a ping on a new connection shows whether the server still runs. Then the request for a queue is sent once
-        more.
+        lost, a ping on a new connection shows whether the server still runs. If the server runs, the request for a
+        queue is sent once more.
         """
         for _ in range(2):
             if self._keeps_queues is None:
@@ -397,8 +397,7 @@ class TCPStore(Store):
 
 
 def _check_payload(data: bytes, size: int | None = None) -> bytes:
-    """Return `data`. Raise `LimitExceededError` if `size` is over `PAYLOAD_MAX`. None: `size` is the length of `data`.
-    """
+    """Return `data`. Raise `LimitExceededError` if `size` (None: the size of `data`) is over `PAYLOAD_MAX`."""
     size = len(data) if size is None else size
     if size > PAYLOAD_MAX:
         raise LimitExceededError(

@@ -319,7 +319,7 @@ class BlockingCalls:
     ) -> StoreTimeoutError:
         """Return the error for the keys `missing`. If `missing` is None, it is unknown which of `names` are missing."""
         waited = system.time.monotonic() - started
-        doubt = "; at the end the server no longer answered, so some of them may exist" if missing is None else ""
+        doubt = "; at the end the server no longer answered, so some of these keys may exist" if missing is None else ""
         keys = missing or list(dict.fromkeys(names))
         return missing_error(self._connections, what, keys, waited, doubt)
 

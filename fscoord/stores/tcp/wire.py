@@ -187,9 +187,7 @@ class Channel:
         self._request(PINGED, self._read_echo)
 
     def wait(self, names: Sequence[bytes], until: float) -> bool:
-        """Wait until the server has all keys `names`, or until the time `until`. Return whether the server has all of
-        them.
-        """
+        """Wait until the server has all keys `names`, or until the time `until`. Return whether it has all keys."""
         return self._wait(_keys_request(WAIT, names), until)
 
     def barrier(self, name: bytes, world_size: int, until: float) -> bool:
@@ -288,9 +286,7 @@ class Channel:
         self._write(_key_request(QUEUE_PUSH, name) + _length_prefixed(data), name)
 
     def compare_set(self, name: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Set `name` to `desired` if its value is `expected`. Return the value afterwards, or `expected` if there is
-        none.
-        """
+        """Set `name` to `desired` if its value is `expected`. Return the value afterwards; `expected` if none."""
         return self._request(_compare_set_request(name, expected, desired), self._read_text, writes=True)
 
     def add(self, name: bytes, amount: int) -> int:
