@@ -82,7 +82,8 @@ class Capabilities(NamedTuple):
         sessions: the store lists its sessions. If `Store.has_liveness` is true, it also reports which are dead.
         knows_write_outcome: after a failed write, the store always knows whether the write took effect. Its errors
             never have ``maybe_applied`` set.
-        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. If False, it raises an error for such a key.
+        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. If False, `Store.list_keys` raises an error if a
+            key is not UTF-8.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         changes_conditionally: `Store.create`, `Store.pop` and `Store.delete_key` with ``expected`` work, each in one
             step. If False, they raise `StoreError`.
@@ -324,9 +325,9 @@ class Store(ABC):
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until `world_size` callers have called this method with `key`. Use each key for one barrier only.
 
-        Processes that use torch and processes that use fscoord can take part in the same barrier. Like most stores of
-        c10d, the barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``. A `TCPStore` sends a barrier
-        request with the single key `key` to torch's server instead.
+        Processes that use torch and processes that use fscoord can take part in the same barrier. The barrier uses the
+        keys ``{key}/num_members`` and ``{key}/last_member``, as do the barriers of most stores of c10d. Only a
+        `TCPStore` does not use these keys: it sends a barrier request with the key `key` to torch's server.
 
         Raises:
             UsedBeforeError: more than `world_size` callers arrived.
@@ -724,7 +725,7 @@ def _accepting(method: Callable[..., Any], added: dict[str, Any]) -> Callable[..
 
 
 class _NoRankNeeded(Exception):
-    """Raised to end a wait when none of its ranks is needed any more."""
+    """Raised to end a wait when the wait needs no rank any more."""
 
 
 def kept(method: F) -> F:

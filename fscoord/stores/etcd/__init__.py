@@ -113,9 +113,9 @@ class EtcdStore(Store):
     Args:
         client_or_url: the address of the cluster, such as ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``,
             or no scheme). Or a client of etcd3gw, whose address and TLS files are used.
-        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``. A slash is added if it does not
-            end in one. Stores with different prefixes don't see each other's keys. No part of the prefix may begin with
-            an equals sign.
+        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``. A slash is added if the prefix
+            does not end in a slash. Stores with different prefixes don't see each other's keys. No part of the prefix
+            may begin with an equals sign.
         timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
         etcd_client: another name for `client_or_url`, as in torch.
         etcd_store_prefix: another name for `prefix`, as in torch.

@@ -8,8 +8,8 @@ wait, `ShownWaits` selects the wait to show.
 The file is opened for each write. So a forked child inherits no descriptor. On NFS the open and the close make the
 write visible to other hosts, even if direct writes are refused.
 
-A failure here never ends a wait. Every failure, such as a full disk or another program's file at the same path, is
-logged, and the wait continues.
+A failure of this module never ends a wait. Every failure, such as a full disk or another program's file at the same
+path, is logged, and the wait continues.
 """
 
 from __future__ import annotations

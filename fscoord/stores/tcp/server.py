@@ -80,8 +80,8 @@ class Server:
     def stop(self) -> None:
         """Stop the server, unless another store of this process shares it.
 
-        The call returns after at most `ANSWER_MIN_S` seconds. If the server still runs then, one thread remains until
-        it stops.
+        The call returns after at most `ANSWER_MIN_S` seconds. If the server has not stopped by then, one thread remains
+        until the server stops.
         """
         if self._life != system.process_epoch():
             self._abandon()

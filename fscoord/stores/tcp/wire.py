@@ -175,7 +175,8 @@ class Channel:
     def abandon(self) -> None:
         """Close a connection with an unfinished request, and discard its unsent bytes.
 
-        Otherwise the kernel could send the rest of a write after its deadline, when a stopped server continues.
+        If the unsent bytes were kept, the kernel could send the rest of a write after the deadline of the write, when a
+        stopped server continues.
         """
         system.import_uninterrupted("fscoord._runtime.network").drop_unsent(self._socket)
         self.close()
