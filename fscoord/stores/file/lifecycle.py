@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX, WAITS_SUFFIX)
 ATTEMPTS: Final = 20
-"""The maximum number of tries to open a log. A try fails if the log is removed during the try."""
+"""The maximum number of tries to open a log. A try fails if the log is removed during the try, or if a file of the log
+is missing.
+"""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _ending: set[int] = set()  # the ids of the processes, this one or its parents, that have called `at_end_of_child`

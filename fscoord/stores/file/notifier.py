@@ -84,7 +84,7 @@ class ChangeNotifier:
         self.passes_on_changes = self._shared is not None
 
     def open_bell(self) -> Doorbell | None:
-        """Open and return the bell that was announced last. Return None if no bell was announced or can be opened."""
+        """Open and return the bell that was announced last. Return None if there is none, or if it can't be opened."""
         bell, count = self._bell, self._log.handle.bell
         if self._announcements != count or (bell is not None and bell.fd < 0):
             bell = self._bell = self._find_or_warn()

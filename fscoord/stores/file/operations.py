@@ -235,7 +235,7 @@ class Draft:
         return holds, kind if holds else 0, operation.value
 
     def _arrived(self, operation: Operation, text: bytes) -> Arrived:
-        """Return the result of the arrival `operation`. `text` is the value of its key `key` after the arrival."""
+        """Return the result of the arrival `operation`. `text` is the value of ``operation.key`` after the arrival."""
         last = is_last(text, operation.value, operation.world_size)
         if last is None:
             return Arrived(text, is_last=False)

@@ -255,7 +255,7 @@ class Witness:
 
     Attributes:
         key: the key that was written last; empty if no key was written yet.
-        writer: the number of the session that wrote the key; 0 if no key was written yet, or the session is unknown.
+        writer: the number of the session that wrote the key; 0 if no key was written yet.
     """
 
     __slots__ = ("key", "writer")

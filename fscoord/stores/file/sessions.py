@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MEMBERS_LOCK_S: Final = 0.02
 """The longest wait of `members` and `_session_states` for the log's lock, in seconds.
 
-They need the lock to register the handle or to record a death.
+Both methods need the lock to record a death. `members` also needs it to register the handle.
 """
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}

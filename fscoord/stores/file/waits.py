@@ -124,10 +124,11 @@ class Condition(ABC, Generic[T]):
 NEW, UNARMED, ARMED, RUNG = range(4)
 """The states of a wait. To *arm* a wait is to mark a key in the bell, so that a writer of the key rings and wakes it.
 
-NEW: `look` was not called yet. Most waits end with the first call, so the first call does not arm the wait, except for
-an arrival. UNARMED: the wait must not sleep, and the next `look` arms the wait before it tests the condition. ARMED:
-the wait was armed, and then the condition did not hold. So the wait sleeps. RUNG: a ring has ended the sleep. Usually
-the condition holds after a ring, so the next `look` does not arm the wait.
+- NEW: `look` was not called yet. Most waits end with the first call, so the first call does not arm the wait, except
+  for an arrival.
+- UNARMED: the wait must not sleep, and the next `look` arms the wait before it tests the condition.
+- ARMED: the wait was armed, and then the condition did not hold. So the wait sleeps.
+- RUNG: a ring has ended the sleep. Usually the condition holds after a ring, so the next `look` does not arm the wait.
 """
 
 

@@ -259,7 +259,8 @@ class BlockingCalls:
         """Arrive at the barrier `name`, and wait until `world_size` callers have arrived.
 
         Returns:
-            None if the barrier has completed. If this call is the arrival number `world_size` + 1 or later: its number.
+            None if the barrier has completed. If `world_size` callers had arrived before this call: the number of this
+            call's arrival, which is greater than `world_size`.
         """
         started = system.time.monotonic()
         deadline = Deadline(
