@@ -221,7 +221,7 @@ def _scheme(name: str) -> _Scheme:
         return _schemes[name]
     known = ", ".join(f"{scheme}:" for scheme in sorted(_schemes))
     raise ValueError(
-        f"unknown scheme {name!r} in the store's address; known are {known}."
+        f"unknown scheme '{name}:' in the store's address; known are {known}."
         " A path with a colon before its first slash is written ./a:b"
     )
 
