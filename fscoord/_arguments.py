@@ -15,22 +15,22 @@ from fscoord.errors import LimitExceededError, StoreTimeoutError
 class MalformedText(Exception):
     """A text from a store does not have the expected form.
 
-    The class is not a `ValueError`, because a signal handler may raise a `ValueError` during the parsing. The parser's
-    caller must be able to tell the two apart.
+    The class is not a `ValueError`. A signal handler may raise a `ValueError` during the parsing, and the caller of the
+    parser must not mistake that error for a malformed text.
     """
 
 
 class NotACounterError(ValueError):
     """`Store.add` was called on a value that is not an integer.
 
-    The separate class distinguishes it from a `ValueError` that a signal handler raises.
+    The class is separate, so that a caller can tell this error from a `ValueError` that a signal handler raises.
     """
 
 
 class CounterRangeError(OverflowError):
     """The sum of `Store.add` does not fit in 64 bits.
 
-    The separate class distinguishes it from an `OverflowError` that a signal handler raises.
+    The class is separate, so that a caller can tell this error from an `OverflowError` that a signal handler raises.
     """
 
 
@@ -311,7 +311,7 @@ def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
 
 
 def called(what: str, keys: Sequence[bytes]) -> str:
-    """Return the noun `what`, in the plural for several `keys`, followed by the names of the keys."""
+    """Return the noun `what` and the names of `keys`. The noun is in the plural if there are several keys."""
     return f"{what}{'s' if len(keys) > 1 else ''} {key_names(keys)}"
 
 

@@ -70,7 +70,8 @@ class FscoordError(RuntimeError):
         super().__init__(message)
 
     _own_class: type[FscoordError] | None = None
-    """In a class that `joined` has created: the class of fscoord from which it is derived. Otherwise None."""
+    """The class of fscoord from which `joined` has derived this class. None in a class that `joined` has not created.
+    """
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -118,8 +119,9 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         dead_ranks: the missing ranks that are known dead, as text. The other missing ranks are late.
         holder: the process that held the log lock at the deadline, as ``host:pid``. None: the lock was not the reason.
         waited: the time waited, in seconds.
-        maybe_applied: whether a write that timed out may still take effect. This happens only if several hosts share
-            the log. There, one process writes for the others on its host, and that process may stall.
+        maybe_applied: whether a write that timed out may still take effect. It is always False unless several hosts
+            share the log. On such a log one process of a host writes for the other processes of this host, and it may
+            stall.
     """
 
     def __init__(
@@ -166,8 +168,8 @@ class StoreGoneError(StoreError):
 class SessionDeadError(StoreGoneError):
     """The store has recorded this handle's session as dead; open the store again.
 
-    This happens to a process that was stopped, or cut off from the other processes, for a long time. The handle has
-    written nothing since its session was recorded as dead.
+    The usual cause is that the process was stopped, or cut off from the other processes, for a long time. The handle
+    has written nothing since its session was recorded as dead.
     """
 
 
@@ -284,4 +286,4 @@ class RendezvousStateError(RendezvousError):
 
 
 class RendezvousGracefulExit(RendezvousError):
-    """This node was a spare, and the rendezvous closed without needing it. The node can exit."""
+    """The rendezvous closed while this node was a spare and waited for a place. The node can exit."""

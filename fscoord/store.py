@@ -82,7 +82,8 @@ class Capabilities(NamedTuple):
         sessions: the store lists its sessions. If `Store.has_liveness` is true, it also reports which are dead.
         knows_write_outcome: after a failed write, the store always knows whether the write took effect. Its errors
             never have ``maybe_applied`` set.
-        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. If False, it raises an error for such a key.
+        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. If False, `Store.list_keys` raises an error if a
+            key is not UTF-8.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         changes_conditionally: `Store.create`, `Store.pop` and `Store.delete_key` with ``expected`` work, each in one
             step. If False, they raise `StoreError`.
@@ -132,7 +133,11 @@ NUM_MEMBERS: Final = b"/num_members"
 """The suffix of the key in which `Store.barrier` counts the arrivals."""
 
 CALL_MAX_S: Final = 20.0
-"""The longest single call, in seconds, for a request with a `SlowWaitLogger`. A store logs only longer calls itself."""
+"""The longest single call of a wait whose request has a `SlowWaitLogger`, in seconds.
+
+The wait is split into calls of at most this length. A store logs only calls that are longer, so the wait is logged
+once, by its `SlowWaitLogger`.
+"""
 
 
 class Store(ABC):
@@ -167,7 +172,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """Return the value of `key`. If it has none, return `default` at once, or wait for a value without `default`.
+        """Return the value of `key`. If the key has no value, return `default` if it is given, and otherwise wait.
 
         Args:
             key: the key.
@@ -232,8 +237,8 @@ class Store(ABC):
     def create(self, key: Key, value: Value) -> bool:
         """Set `key` to `value` if the key has no value; return whether this call has set it.
 
-        If several callers create the same key with equal values, exactly one gets True. `compare_set` can't tell them
-        apart. A key with an empty value is not created again.
+        If several callers create the same key with equal values, exactly one caller gets True. The result of
+        `compare_set` would be the same for all these callers. A key with an empty value is not created again.
 
         Raises:
             StoreError: the store lacks the capability ``changes_conditionally``.
@@ -320,9 +325,9 @@ class Store(ABC):
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until `world_size` callers have called this method with `key`. Use each key for one barrier only.
 
-        Processes that use torch and processes that use fscoord can take part in the same barrier. Like most stores of
-        c10d, the barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``. A `TCPStore` sends a barrier
-        request with the single key `key` to torch's server instead.
+        Processes that use torch and processes that use fscoord can take part in the same barrier. The barrier uses the
+        keys ``{key}/num_members`` and ``{key}/last_member``, as do the barriers of most stores of c10d. Only a
+        `TCPStore` does not use these keys: it sends a barrier request with the key `key` to torch's server.
 
         Raises:
             UsedBeforeError: more than `world_size` callers arrived.
@@ -386,8 +391,8 @@ class Store(ABC):
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
         """Return {session number: `Member.alive`} for each of `numbers` that is a session of the store.
 
-        This default lists all members. A store that overrides it probes only the sessions `numbers`, and does not
-        register the handle. Deaths are recorded, as in `members`.
+        This default calls `members`. A store that overrides this method probes only the sessions `numbers`, and does
+        not register the handle. Detected deaths are recorded, as by `members`.
         """
         wanted = set(numbers)
         return {member.number: member.alive for member in self.members() if member.number in wanted}
@@ -486,8 +491,8 @@ class Store(ABC):
     def _peek(self, key: bytes) -> bytes | None:
         """Return the value of `key`, or None if it has no value. The call does not wait for a value.
 
-        The default calls `compare_set` with a random text that no key has as its value. So it writes nothing, and
-        returns the value of the key. If the key has no value, it returns the random text.
+        The default calls `compare_set` and expects a random text, which no key has as its value. So `compare_set`
+        writes nothing. It returns the value of the key, or the random text if the key has no value.
         """
         nonce = system.random_bytes(16)
         value = self.compare_set(key, nonce, nonce)
@@ -610,13 +615,16 @@ class Store(ABC):
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
         """Return all sessions, and {session number: its wait} for the waiting sessions. Nothing is written.
 
-        Both are empty if a process must write to the store to list its sessions.
+        Both results are empty on a store whose sessions can't be listed without a write.
         """
         return [], {}
 
     @property
     def _shows_waits(self) -> bool:
-        """Whether the store shows its waits to other processes. Then the store must get the whole `WaitRequest`."""
+        """Whether the store shows its waits to other processes.
+
+        If the result is true, a view must pass the whole `WaitRequest` to the store.
+        """
         return False
 
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - see there
@@ -717,7 +725,7 @@ def _accepting(method: Callable[..., Any], added: dict[str, Any]) -> Callable[..
 
 
 class _NoRankNeeded(Exception):
-    """Raised to end a wait when none of its ranks is needed any more."""
+    """Raised to end a wait when the wait needs no rank any more."""
 
 
 def kept(method: F) -> F:
@@ -766,8 +774,8 @@ def on_keys(method: F) -> F:
 class StoreView(Store):
     """A store that passes its operations to the underlying store `store`. Its subclass may change the keys.
 
-    A subclass defines `_do`, through which every operation on keys goes, and the operations that are missing here. A
-    view has no sessions of its own.
+    A subclass defines `_do`, which performs every operation on given keys, and the operations that this class does not
+    define. A view has no sessions of its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -782,7 +790,8 @@ class StoreView(Store):
     def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
         """Perform `operation` on `keys`, and return its result.
 
-        `call` performs it on the underlying store. It takes the keys to use there.
+        `call` performs the operation on the underlying store. Its argument is the list of the keys in the underlying
+        store.
         """
 
     set = on_key(Store.set)
@@ -850,7 +859,7 @@ def needed_store(store: T, *methods: str) -> T:
     Every function and class that takes a store calls this function.
 
     Raises:
-        TypeError: `store` is neither. The message says what to pass instead.
+        TypeError: `store` is not a store. The message says what to pass instead.
     """
     is_for_tasks = isinstance(getattr(store, "store", None), Store)  # its methods are coroutines
     if isinstance(store, Store) or (not is_for_tasks and any(hasattr(store, name) for name in methods)):
@@ -889,7 +898,7 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
 
 
 def _wait_traced(store: Store, request: WaitRequest) -> Any:
-    """Like `wait_on`, but record the wait as a span, unless the store records it."""
+    """Wait as `wait_on` does, and record the wait as a span if the store does not record its waits itself."""
     if store._records_waits:
         return wait_on(store, request)
     span = begin_span("wait", store, request.keys[0])
@@ -920,7 +929,9 @@ def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> Wa
             ArrivalRequest, (counter, b"", last, world_size, timeout, None, None, True, True, None)
         )
     except (NotACounterError, CounterRangeError) as error:
-        raise BarrierError(f"{error}. So it is not the counter of a barrier; give every barrier its own key") from error
+        raise BarrierError(
+            f"{error}. So the key is not the counter of a barrier; give every barrier its own key"
+        ) from error
     if arrived is not None:
         raise UsedBeforeError(
             f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"

@@ -52,7 +52,7 @@ _Waiters = dict[bytes, list[Waker]]
 
 
 class _Shared:
-    """The data and the waiters of one store. All its handles share them, and `lock` guards them."""
+    """The data and the waiters of one store. All handles of the store share this object, and `lock` guards it."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -61,7 +61,7 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Create the lock, and forget all waiters. A forked child calls it, because it has no waiting threads."""
+        """Create the lock, and forget all waiters. Called by the constructor, and in a forked child, which has none."""
         # A bare lock: a Ctrl-C can't interrupt between the moment when ``with`` acquires it and the block.
         self._lock = system.threading.Lock()
         self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them
@@ -115,7 +115,7 @@ _named_lock = [system.threading.Lock()]
 
 
 def _renew(shared: _Shared) -> None:
-    """Reset `shared` and the lock of the names in a forked child."""
+    """In a forked child, reset `shared` and the lock that guards the names of stores."""
     _named_lock[0] = system.threading.Lock()
     shared.begin()
 

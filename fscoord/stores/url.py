@@ -11,7 +11,7 @@ from fscoord._runtime import system
 from fscoord.store import Store
 
 ENTRY_POINTS = "fscoord.stores"
-"""The group of the entry points with which other packages register schemes."""
+"""The group of entry points in which other packages declare their schemes; see `register_scheme`."""
 
 ENVIRONMENT_VARIABLE = "FSCOORD_STORE"
 """The environment variable with the address that `open_store` uses by default."""
@@ -105,7 +105,7 @@ def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter
     if not _SCHEME.fullmatch(name + ":"):
         raise ValueError(f"{scheme!r} is not a scheme: use a letter, then one or more letters, digits, '+', '-' or '.'")
     if name in _schemes:
-        raise ValueError(f"the scheme {name}: is registered already; use another name")
+        raise ValueError(f"the scheme {name!r} is registered already; use another name")
     _schemes[name] = _Scheme(opener, dict(options))
 
 
@@ -216,13 +216,13 @@ def _scheme(name: str) -> _Scheme:
             try:
                 entry.load()()  # this function registers the scheme
             except Exception as error:
-                raise ValueError(f"the entry point {entry.value} of the scheme {name}: failed: {error}") from error
+                raise ValueError(f"the entry point {entry.value} of the scheme {name!r} failed: {error}") from error
     if name in _schemes:
         return _schemes[name]
     known = ", ".join(f"{scheme}:" for scheme in sorted(_schemes))
     raise ValueError(
-        f"unknown scheme {name}: in the store's address; known are {known}."
-        " (A path with a colon before its first slash is written ./a:b)"
+        f"unknown scheme '{name}:' in the store's address; known are {known}."
+        " A path with a colon before its first slash is written ./a:b"
     )
 
 

@@ -592,7 +592,9 @@ def test_delete_by_a_handle_that_can_not_open_the_bell_fails_before_its_record(s
     replace_by_link(path.with_name("store.bell"))
     before = path.read_bytes()
     with FileStore(path, timeout=HANG_S) as other:
-        with pytest.raises(StoreUnavailableError, match="slots of a barrier failed: its bell can't be opened"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"slots of a barrier failed: the bell .*[.]bell can't be opened"
+        ):
             other.delete_key("b/complete")
         assert path.read_bytes() == before
         path.with_name("store.bell").unlink()

@@ -351,7 +351,7 @@ def test_append_up_to_the_value_limit_succeeds_and_beyond_it_fails(
     with FileStore(tmp_path / "store") as store:
         store.append("k", "12345")
         store.append("k", "67890")
-        with pytest.raises(LimitExceededError, match=r"'k': 11 bytes would be over the limit of 10"):
+        with pytest.raises(LimitExceededError, match=r"'k': a value of 11 bytes would be over the limit of 10"):
             store.append("k", "x")
         store.append("k", "")
         assert store.get("k") == b"1234567890"

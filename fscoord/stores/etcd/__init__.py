@@ -66,9 +66,11 @@ CACHED_KEYS_MAX: Final = 1024
 CACHED_VALUE_BYTES_MAX: Final = 64
 
 QUEUE_HEADS_MAX: Final = 16
-"""How many values one request reads from the head of a queue. etcd sorts the whole queue for each request, so the
-handle caches the keys of these values. The cached keys stay at the head, because later values have higher creation
-revisions. If another handle has removed one of them, the condition of the deletion fails.
+"""How many values one request reads from the head of a queue.
+
+etcd sorts the whole queue for each request, so the handle caches the keys of these values. The cached keys stay at the
+head, because later values have higher creation revisions. If another handle has removed a value whose key is cached,
+the condition of the deletion fails.
 """
 
 
@@ -95,10 +97,10 @@ class GatewayClient(Protocol):
 class EtcdStore(Store):
     """A store in the keys of an etcd cluster (version 3.4 or newer) that begin with a prefix. Needs the extra ``etcd``.
 
-    A wait watches the keys from the revision after its last read. So it misses no change and does not poll. Waits
-    continue when the servers restart. If the response of a write is lost, the error has ``maybe_applied`` set. A write
-    that never reached a member is sent to the next member, until the timeout. A server that accepts a connection and
-    then does not answer is given five seconds, even if the timeout is shorter.
+    A wait watches the keys from the revision after its last read. So the wait misses no change and does not poll. Waits
+    continue when the servers restart. If the response of a write is lost, the write raises an error with
+    ``maybe_applied`` set. A write that has reached no member is sent to the next member, until the timeout. A server
+    that accepts a connection and then does not answer is given five seconds, even if the timeout is shorter.
 
     A `multi_set` may have at most 4096 keys. A request may have at most 1.5 MiB, unless the server is configured
     otherwise. Beyond these limits `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append` and
@@ -111,9 +113,9 @@ class EtcdStore(Store):
     Args:
         client_or_url: the address of the cluster, such as ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``,
             or no scheme). Or a client of etcd3gw, whose address and TLS files are used.
-        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``. A slash is added if it does not
-            end in one. Stores with different prefixes don't see each other's keys. No part of the prefix may begin with
-            an equals sign.
+        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``. A slash is added if the prefix
+            does not end in a slash. Stores with different prefixes don't see each other's keys. No part of the prefix
+            may begin with an equals sign.
         timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
         etcd_client: another name for `client_or_url`, as in torch.
         etcd_store_prefix: another name for `prefix`, as in torch.
@@ -376,7 +378,7 @@ class EtcdStore(Store):
         return self._with_prefix(self._prefix)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the address, the prefix and the timeout, but neither the user nor the password."""
+        """Pickle the address, the prefix and the timeout. The user and the password are not pickled."""
         access: Any = self._client.access._replace(user=None, password="")
         return partial(EtcdStore, access, self._prefix, self._timeout, session_ttl=self._session.ttl), ()
 
@@ -434,7 +436,7 @@ class EtcdStore(Store):
 
         The transaction has a condition: the key still has the revision of the value that was passed to `change`. If the
         condition fails, nothing was written, the answer contains the new value, and the transaction is retried. If the
-        response is lost, it is not retried, because the first try may have added or appended already.
+        response is lost, the transaction is not retried, because etcd may have committed the first try.
 
         The first try uses the revision and the value in the cache, which may be out of date. So if `change` raises or
         returns None for a cached value, the key is read, and `change` is called again.
@@ -513,9 +515,9 @@ class EtcdStore(Store):
 
 
 def cas_delay() -> None:
-    """Sleep for a random time up to 0.1 s, as torch's ``etcd_store.cas_delay``. A program may use it between retries.
+    """Sleep for a random time up to 0.1 s, as torch's ``etcd_store.cas_delay`` does.
 
-    The store itself does not need it, because `Backoff` makes the pauses between its retries.
+    A program may call this function between its retries. The store itself does not call it, but uses a `Backoff`.
     """
     system.time.sleep(system.random_bytes(1)[0] / 2560)
 
@@ -539,7 +541,9 @@ def _check_prefix(prefix: Key) -> bytes:
     if not name.strip(b"/"):
         raise ValueError(f"the prefix {prefix!r} is empty: give the store a name of its own in etcd, such as 'job42/'")
     if b"\0" in name or any(part.startswith(b"=") for part in name.split(b"/")):
-        raise ValueError(f"the prefix {prefix!r} has a NUL, or a part that begins with an equals sign: choose another")
+        raise ValueError(
+            f"the prefix {prefix!r} has a NUL, or a part that begins with an equals sign: choose another prefix"
+        )
     return name if name.endswith(b"/") else name + b"/"
 
 

@@ -1,7 +1,7 @@
 """`Client`, the connections to the members of an etcd cluster, and `Access`, the addresses and credentials.
 
-The HTTP library is urllib3. etcd3gw is not used, for four reasons. It takes only one address, it does not report the
-revision from which to watch, it can't end a watch, and it takes twice as long for a request (``benchmarks etcd``).
+The HTTP library is urllib3. etcd3gw is not used, for four reasons: etcd3gw takes only one address, does not report the
+revision from which to watch, can't end a watch, and takes twice as long for a request (``benchmarks etcd``).
 
 grpcio is not used either. A read took 442 us with a bare call of grpcio, and 1,107 us with `~fscoord.EtcdStore.get`
 (medians, etcd 3.4 on loopback). For a write the times were 1,084 us and 1,605 us. This gain does not justify 19 MB of
@@ -36,7 +36,7 @@ CONNECTIONS: Final = 64
 """How many idle connections are kept for each member. Each thread uses one connection during a call."""
 
 BODY_MAX: Final = 16 << 20
-"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB, to which base64 adds a third."""
+"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB; base64 makes them a third larger."""
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
@@ -48,8 +48,9 @@ ANSWER_MIN_S: Final = 1.0
 SILENCE_MAX_S: Final = 5.0
 """The longest time, in seconds, that a read waits for one member before it asks the next member.
 
-A write, and a read from the last member, wait at least this long, even if the timeout is shorter. Before it answers, a
-member may have to sync its disk. This can take more than a second if other programs use the same disk.
+A write, and a read from the last member, wait at least this long, even if the timeout is shorter. The reason is that a
+member may have to sync its disk before it answers. A sync can take more than a second if other programs use the same
+disk.
 """
 
 # Codes of gRPC (https://grpc.io/docs/guides/status-codes/) for refused requests, which have had no effect.
@@ -154,7 +155,7 @@ class CompactedError(FscoordError):
 
 
 class _NotSent(Exception):
-    """The request has had no effect: no member received it, or a member refused it."""
+    """The request has had no effect: no member received the request, or a member refused the request."""
 
 
 class _Unanswered(Exception):
@@ -187,9 +188,9 @@ class Client:
     def call(self, path: str, body: Request, limit: float, *, writes: bool = False) -> dict[str, Any]:
         """Send the request `body`, and return the answer.
 
-        A read is sent to one member after the other, until a member answers. A write is sent again only if the failed
-        try had no effect, because there was no connection or the member refused the request. If the response of a write
-        is lost, etcd may commit the write at once, later, or never. So the write is not sent again.
+        A read is sent to one member after the other, until a member answers. A write is sent to the next member only if
+        the failed try had no effect: there was no connection, or the member refused the request. If the response of a
+        write is lost, etcd may commit the write at once, later, or never. So the write is not sent again.
 
         Raises:
             StoreUnavailableError: no member answered within `limit` seconds, or the server refused the request. If the
@@ -221,7 +222,7 @@ class Client:
     def open_stream(self, request: Request, limit: float) -> Stream | None:
         """Begin the watch `request`, and return the stream of its answers. The caller must close the stream.
 
-        Return None if no member can be reached, or none answers within `limit` seconds.
+        Return None if no member can be reached, or if no member answers within `limit` seconds.
         """
         data = json.dumps(request).encode()
         try:
@@ -255,7 +256,7 @@ class Client:
             raise StoreClosedError(f"{self}: this handle was closed; open the store again")
 
     def close(self) -> None:
-        """Close all connections. Waits on them in other threads raise `StoreClosedError`."""
+        """Close all connections. Waits of other threads on these connections raise `StoreClosedError`."""
         system.process_epoch()  # in the child of a fork by C code, this abandons the parent's connections
         self._is_closed = True
         with self._lock:

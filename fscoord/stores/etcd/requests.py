@@ -13,11 +13,12 @@ from typing import Any, Final
 Request = dict[str, Any]
 
 GROUP: Final = 64
-"""The maximum number of operations in one inner transaction. A server's default limit is 128: the operations of the
-outer transaction and of one inner transaction together."""
+"""The maximum number of operations in one inner transaction. By default, a server allows 128 operations in the outer
+transaction and one inner transaction together.
+"""
 
 OPERATIONS_MAX: Final = GROUP * GROUP
-"""The maximum number of operations in one transaction: it has up to `GROUP` inner transactions."""
+"""The maximum number of operations in one transaction, which has up to `GROUP` inner transactions."""
 
 
 class KeySpace:
@@ -123,8 +124,8 @@ def compare(key: bytes, what: str, value: int | bytes, result: str = "EQUAL") ->
 def nest_operations(operations: Sequence[Request]) -> list[Request]:
     """Split more than `GROUP` operations into inner transactions of up to `GROUP` operations each.
 
-    A server refuses a transaction with more than 128 operations. Inner transactions take effect together with the outer
-    transaction.
+    By default, a server refuses a transaction with more than 128 operations. Inner transactions take effect together
+    with the outer transaction.
     """
     if len(operations) <= GROUP:
         return list(operations)

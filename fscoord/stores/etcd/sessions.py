@@ -2,8 +2,8 @@
 
 A session has a number, a permanent record key, and a lease key. etcd deletes the lease key when the lease has not been
 renewed for `session_ttl` seconds (https://etcd.io/docs/v3.5/learning/api/#lease-api). Then the session is dead. All
-readers agree on it, because the deletion has one revision. A dead session can't write, because each of its writes has
-the condition that the lease key exists (see `Transactions.write`).
+readers agree on the death, because the deletion has one revision. A dead session can't write, because each of its
+writes has the condition that the lease key exists (see `Transactions.write`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LeaseSession:
     """Registers the session of one handle, and reads the records of all sessions.
 
     The session begins with the first call of `register`. `_lock` is held while the session is registered or its ranks
-    change. Without it, two threads could register the handle twice.
+    change. Without this lock, two threads could register the handle twice.
     """
 
     def __init__(self, client: Client, keys: KeySpace, transactions: Transactions, ttl: int) -> None:
@@ -94,14 +94,14 @@ class LeaseSession:
         _all.add(self)
 
     def reset(self) -> None:
-        """Forget the session: in the constructor, and in a forked child, which needs a session of its own."""
+        """Set the state of a handle without a session. Called in the constructor and in a forked child."""
         self._lock = system.threading.Lock()
         self._lease: Lease | None = None
         self._ranks: tuple[int, ...] = ()
         self._transactions.session_number = 0
 
     def register(self, rank: int | None, limit: float) -> int:
-        """Register the session if it is new, record `rank` if it is given and new, and return the session's number."""
+        """Register the session if it is new, and return its number. If `rank` is given and new, record the rank."""
         system.process_epoch()
         with self._lock:
             ranks = self._ranks if rank is None or rank in self._ranks else (*self._ranks, rank)
@@ -156,7 +156,9 @@ class LeaseSession:
         try:
             self._transactions.write([change], WAIT_WRITE_S)
         except FscoordError as error:
-            logger(__name__).info("%s: what this process waits for is not shown: %s", self._client, str(error))
+            logger(__name__).info(
+                "%s: the wait of this process can't be shown to other processes: %s", self._client, str(error)
+            )
 
     def waits(self, limit: float) -> dict[int, ShownWait]:
         """Return {session number: its shown wait}. Malformed values are left out."""
@@ -169,7 +171,10 @@ class LeaseSession:
         return found
 
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:
-        """Return those of `ranks` that are dead: sessions have announced the rank, and all these sessions are dead."""
+        """Return the dead ranks among `ranks`.
+
+        A rank is dead if at least one session has announced it, and all sessions that have announced it are dead.
+        """
         alive: dict[int, list[bool]] = {}
         for record, lives in self.roster(limit).values():
             for rank in record["ranks"]:
@@ -181,7 +186,7 @@ class LeaseSession:
 
         One transaction writes the counter, the record and the lease key. Otherwise a reader could find a session
         without a lease key, and consider it dead. The registration fails if the response is lost, or if other processes
-        take the number first in each try. Then the new lease is never renewed, and expires.
+        take the next number first in each try. After a failure, the new lease is never renewed, and expires.
         """
         lease = int(self._client.call("lease/grant", {"TTL": str(self.ttl)}, limit)["ID"])
         counter = self._keys.counter
@@ -270,7 +275,10 @@ def parse_record(text: bytes) -> dict[str, Any]:
 
 
 def _parse(text: bytes, kinds: dict[str, type], listed: str, item: type) -> dict[str, Any]:
-    """Parse `text` as a JSON object. `kinds` are the types of its values, `item` the type in its list `listed`."""
+    """Parse `text` as a JSON object.
+
+    `kinds` has the types of the values of the object. `item` is the type of each item in the list `listed`.
+    """
     import json  # here, so that `import fscoord` does not load it
 
     try:
@@ -285,7 +293,7 @@ def _parse(text: bytes, kinds: dict[str, type], listed: str, item: type) -> dict
 
 
 def _parse_int(digits: str) -> int:
-    """Convert `digits` to an integer. Refuse long texts, for which `int` may raise a plain `ValueError`."""
+    """Convert `digits` to an integer. A long text raises `MalformedText`, because `int` may raise a `ValueError`."""
     if len(digits) > 20:
         raise MalformedText(f"a number of {len(digits)} digits")
     return int(digits)

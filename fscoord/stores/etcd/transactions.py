@@ -33,11 +33,14 @@ T = TypeVar("T")
 Requests = Sequence[Request]
 
 WATCH_MAX_S: Final = 10.0
-"""How many seconds a watch lasts before the keys are read again. The read detects a member that is cut off from the
-other members or from this host: it keeps its watch open, but sends nothing."""
+"""How many seconds a watch lasts before the keys are read again.
+
+A member that is cut off from the other members or from this host keeps the watch open, but sends nothing. The read
+detects such a member.
+"""
 
 BROKEN_WATCH_PAUSE_S: Final = 0.02
-"""How many seconds to sleep after a watch that ended without an answer."""
+"""The pause, in seconds, after a watch that has ended without an answer."""
 
 
 class WatchRange(NamedTuple):
@@ -56,13 +59,13 @@ class WatchRange(NamedTuple):
 
 
 class KeySnapshot(NamedTuple):
-    """The result of a read that did not find all names: what to watch until they exist.
+    """The result of a read that did not find all names, with the key ranges to watch until the missing names exist.
 
     Attributes:
         revision: the revision of the read.
         missing: the missing names.
-        watched: for each missing name, the ranges to watch. A write in one of them makes the name exist.
-        also: other ranges. An event in one of them also ends the watch.
+        watched: for each missing name, the ranges to watch. A write in one of these ranges makes the name exist.
+        also: other ranges to watch. An event in one of these ranges also ends the watch.
     """
 
     revision: int
@@ -129,11 +132,12 @@ class Transactions:
     def write(self, success: Requests, limit: float, conditions: Requests = (), failure: Requests = ()) -> TxnResult:
         """Execute the operations `success` if all `conditions` are true, and otherwise the operations `failure`.
 
-        A caller may retry a write if `is_done` is false, because then nothing was written. It must not retry after an
-        error with ``maybe_applied``, because it could add, append or pop twice: etcd may have committed the first try.
+        A caller may retry a write if `is_done` is false, because then nothing was written. A caller must not retry
+        after an error with ``maybe_applied``. etcd may have committed the first try, so the retry could add, append or
+        pop a second time.
 
         If the handle has a session, the existence of its lease key is one more condition. When etcd has deleted the
-        lease key, other processes may know that the session is dead. Then no write of the session may take effect.
+        lease key, other processes may know that the session is dead. So no later write of the session may take effect.
 
         Raises:
             LimitExceededError: there are too many operations for one transaction.
@@ -195,7 +199,7 @@ class KeyWatcher:
 
     @contextmanager
     def part_of(self, slow_logger: SlowWaitLogger | None) -> Iterator[None]:
-        """Context manager in which all waits of this thread are shown and logged as one wait, that of `slow_logger`."""
+        """Context manager in which this thread's waits are shown as one wait, the wait that `slow_logger` logs."""
         self._outer.slow_logger = slow_logger
         try:
             yield
@@ -253,8 +257,8 @@ class KeyWatcher:
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
         """Watch until all missing names of `seen` have been written, or for `limit` seconds.
 
-        The watch starts at the revision after the read. So it also reports a write between the read and the start of
-        the watch. If the connection is lost, no error is raised, and the caller reads again.
+        The watch starts at the revision after the read. So the watch also reports a write between the read and the
+        start of the watch. If the connection is lost, no error is raised, and the caller must read again.
 
         Returns:
             The names that are still missing, and the last value that was written.

@@ -58,7 +58,8 @@ class FileStore(Sessions):
     """A store in one file: an append-only log under advisory locks. Each process replays the log in its memory.
 
     Every process that opens the same path shares the store. There is no server. The file remains when all processes
-    have ended. The design is that of torch's c10d ``FileStore``. The page "Promises" lists what is added to it.
+    have ended. The design is that of torch's c10d ``FileStore``. The page "Promises" of the documentation lists the
+    guarantees that go beyond those of c10d.
 
     Args:
         path: the path of the file: `str`, `bytes` or an `os.PathLike`. If the file is missing, it is created, but its
@@ -80,30 +81,32 @@ class FileStore(Sessions):
         watch: how a wait detects writes: ``"auto"`` (by file-system events if the system has them, otherwise by polls),
             ``"inotify"`` (by events, or raise an error) or ``"poll"``. If the user has no inotify instance left, a FIFO
             beside the file reports the events.
-        durable: sync the log before each operation returns, so that acknowledged writes survive a power failure. A log
-            is durable if its creator has set this option. Then every handle is durable. Otherwise the option is
-            refused.
+        durable: sync the log before each operation returns, so that acknowledged writes survive a power failure. If the
+            creator of the log sets this option, every handle on the log is durable, even without the option. If the
+            creator does not set it, a later handle that sets it is refused.
         read_only: never write, so that no write permission is needed. Writing operations raise `~fscoord.StoreError`.
         mode: the permissions of a new file. An existing file that more users can write is refused.
         coherence: how to read the writes of other hosts: ``"direct"`` (not from a cache), ``"locked"`` (under a lock)
             or ``"local"`` (from the cache). None: the default for the mount.
-        trust_locks: use a mount even if its locks are known not to work between hosts. Otherwise the mount is refused.
-            Set it only if all participants are on one host. Writers on two hosts would damage the log.
+        trust_locks: use the mount even if its locks are known to exclude only processes of the same host. Without this
+            option such a mount is refused. Set the option only if all participants are on one host, because writers on
+            two hosts would damage the log.
         compact_bytes: the size in bytes from which the log is compacted automatically, 262144 by default. ``None``
             or 0: only `compact` compacts it.
         run_id: identifies the run: a job id with a restart count, or a plain id. A new run begins with an empty store.
             Then handles of an older run raise `~fscoord.StaleRunError`. The failure of a participant does not end a run
             with an id. ``None``: the current run; for a participant, the id of the job in the environment, if there is
             one, such as Slurm's.
-        spill_bytes: the size in bytes from which a value is not kept in memory, but read from the file at each request,
-            131072 by default. ``None`` or 0: all values are kept in memory.
+        spill_bytes: the size in bytes from which a value is spilled, 131072 by default. A spilled value is not kept in
+            memory, but read from the file at each request. ``None`` or 0: all values are kept in memory.
         trace: the directory in which this process records the spans of all its stores from now on, for ``fscoord
-            trace``. A process can have only one. ``None``: the directory in ``FSCOORD_TRACE``, if it is set.
+            trace``. A process can record in one directory only. ``None``: the directory in the environment variable
+            ``FSCOORD_TRACE``, if the variable is set.
 
     Raises:
         StoreUnavailableError: the file can't be opened or created. The error is raised at once, not after a time-out.
-        InsecurePathError: the path is a symbolic link or not a regular file. Or users whom `mode` does not allow own
-            the file or can write it.
+        InsecurePathError: the path is a symbolic link or not a regular file, or a user to whom `mode` gives no write
+            permission owns the file or can write it.
         CorruptLogError: the file is not a log of fscoord.
         StoreTimeoutError: another process held the log's lock for the whole timeout.
         StaleRunError: a later run than `run_id` has begun.
@@ -183,16 +186,16 @@ class FileStore(Sessions):
 
     @property
     def place_options(self) -> dict[str, Any]:
-        """The options that another store on the same file system also needs, without options at their defaults."""
+        """The options of this store that another store on the same file system also needs. Defaults are left out."""
         given = {name: self._options[name] for name in ("lock", "coherence", "trust_locks")}
         return {name: value for name, value in given.items() if value not in (None, False, "ofd")}
 
     @property
     def shared_options(self) -> dict[str, Any]:
-        """The options that another process should use for this store, without options at their defaults.
+        """The options with which another process should open this store. Options at their defaults are left out.
 
         These are the `place_options`, and the options for writes and waits. Options of this handle, such as its rank,
-        are left out. ``mode`` is also left out, because the file has its permissions.
+        are left out. ``mode`` is also left out, because the file exists already.
         """
         usual = {"watch": "auto", "durable": False, "compact_bytes": COMPACT_BYTES, "spill_bytes": SPILL_BYTES}
         given = {name: value for name in usual if (value := self._options[name]) not in (usual[name], None)}
@@ -339,7 +342,7 @@ class FileStore(Sessions):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path and the options. The unpickled handle has no rank, and is not a participant."""
         if self._remove_temporary is not None:
-            raise not_copied(self, f"this one has a temporary file: pass its path {self.path!r}, or use clone()")
+            raise not_copied(self, f"this store has a temporary file: pass its path {self.path!r}, or use clone()")
         options = self._options | {"rank": None, "label": None}
         return partial(FileStore, self.path, timeout=self._timeout, **options), ()
 
@@ -400,7 +403,7 @@ class FileStore(Sessions):
             operation: the operation.
             limit: the timeout, in seconds; None: the store's timeout.
             started: when the caller's call began, by the monotonic clock; None: now.
-            arm: for an arrival, a function that arms the wait for the end of the barrier.
+            arm: for an arrival: a function that arms the wait for the end of the barrier.
             decide: computes the records to append, on a log that only this host mounts; None: `Draft.decide`.
         """
         if limit is None:
@@ -428,6 +431,6 @@ class FileStore(Sessions):
         return decided
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
-        """Read the new records of the log, and return the result of `answer`. No thread changes the state meanwhile."""
+        """Read the new records of the log, call `answer` while no thread changes the state, and return its result."""
         result: T = self._log.refresh(limit, answer)
         return result

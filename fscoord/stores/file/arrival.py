@@ -25,8 +25,8 @@ from fscoord.stores.file.waits import Condition, Write
 class Arrival(Condition["bytes | None"]):
     """The condition that all ranks have arrived at a barrier. `arrive` records the arrival of the caller.
 
-    The answer is that of an `ArrivalRequest`. A rank arrives in a slot if the store has slots; see `arrival_slots`.
-    Other callers arrive by a record in the log.
+    The answer of the wait is described in `ArrivalRequest`. If the store has slots, a caller with a rank arrives in its
+    slot; see `arrival_slots`. All other callers arrive by a record in the log.
 
     Args:
         log: the log of the store.
@@ -95,10 +95,11 @@ class Arrival(Condition["bytes | None"]):
         return new_tuple(Operation, (kind, self._key, token, b"", rule, self._done, self._size))
 
     def _was_deleted(self, begun: Begun) -> bool:
-        """Return whether a key of the barrier was deleted after the arrival, in the records read so far.
+        """Return whether a record read so far deletes a key of the barrier after the arrival.
 
-        If the handle has replayed the whole log since the arrival, it can't tell earlier deletes from later ones. Then
-        it ignores deletes and relies on the slots, because a delete also clears the slots.
+        If the handle has replayed the whole log since the arrival, it can't tell a delete before the arrival from a
+        delete after the arrival. In this case the method ignores deletes, which is safe because a delete also clears
+        the slots.
         """
         state, first = self._state, begun.deletes
         if state.values is begun.values and state.deletes != first:
@@ -119,7 +120,7 @@ class Arrival(Condition["bytes | None"]):
         return NOT_YET if self._begun is None else self._look_at_slots(self._begun, timeout)
 
     def _look_at_slots(self, begun: Begun, timeout: float) -> bytes | NotYet | None:
-        """Read the slots. The caller has read the log before, and has not found the end of the barrier."""
+        """Read the slots. The caller has just read the log, which does not have the end of the barrier."""
         bell, content = begun.bell, begun.content
         if bell is None or self._was_deleted(begun):
             return NOT_YET
@@ -157,7 +158,7 @@ class Arrival(Condition["bytes | None"]):
     # -- under the log's lock --------------------------------------------------------------------------------------
 
     def _decide(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
-        """Decide this arrival after the slots were read. Return its outcome, and the record to append."""
+        """Implement `Decide` for `decide`: return the result of this arrival, and the record to append."""
         if self._state.has(self._done):
             return PASSED, 0, b""
         begun = self._begun
@@ -171,7 +172,7 @@ class Arrival(Condition["bytes | None"]):
         return merged
 
     def _decide_first(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
-        """Like `_decide`, for an arrival in the log. The slots are read if the barrier is not complete."""
+        """Implement `Decide` for a caller that arrives in the log. If the barrier is not complete, read the slots."""
         slots = self._slots
         assert slots is not None, "only callers with ranks get here"
         self._begun = begun = slots.find(self._key, self._size, self._rank)
@@ -180,13 +181,13 @@ class Arrival(Condition["bytes | None"]):
         return self._merge(begun, self._rank, is_first=True) or self._decide_alone(key, operation)
 
     def _merge(self, begun: Begun, own: int | None, *, is_first: bool = False) -> tuple[Arrived, int, Any] | None:
-        """Combine the arrivals in the log and in slots. Return the outcome and the record to append.
+        """Combine the arrivals in the log with the arrivals in slots. Return the result, and the record to append.
 
         Return None if the slots can't be used, so that only the arrivals in the log count.
 
         Args:
             begun: the slots of the barrier.
-            own: the rank of the caller, to append its arrival; None: don't append it.
+            own: the rank of the caller, whose arrival is appended too. None: the log has the arrival of the caller.
             is_first: whether to append the arrival even if the log has an arrival of this rank.
         """
         slots = self._slots

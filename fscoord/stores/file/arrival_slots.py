@@ -1,24 +1,26 @@
 """`ArrivalSlots`: the ranks of one host arrive at a barrier by writing to slots, without the log's lock.
 
-The slots are in the bell, the small file through which writers wake waiters. A rank arrives by writing its *slot*: a
-hash of the barrier, and the world size. Then it arms its wait, reads the new records of the log, and reads the slots of
-all ranks in one call. The rank that finds all slots written acquires the log's lock and appends one record with all
-arrivals. So a rank neither waits for the lock nor decodes the arrivals of the other ranks, and its costs do not grow
-with their number.
+The slots are in the bell, the small file through which writers wake waiters. A rank arrives by writing to its *slot* a
+hash of the barrier, and the world size. Then the rank arms its wait, reads the new records of the log, and reads the
+slots of all ranks in one call. The rank that finds all slots written acquires the log's lock and appends one record
+with all arrivals. The other ranks don't wait for the lock and don't decode arrivals, so their costs do not grow with
+the number of ranks.
 
 Only the record completes a barrier; slots are hints. A rank appends the record under the lock, after it has read the
 log to the end, and only if each rank has an arrival in the log or in its slot. These rules keep the hints safe:
 
 - A rank writes its slot, arms its wait, reads the log, and then reads the slots. So the last rank to read finds all
   slots written, unless another rank has already ended the barrier. In that case, its armed wait is woken.
-- A handle reads a slot before it first writes to it, and then reads the log. If the slot has the same content already,
-  or the log has a key of the barrier, an earlier call or process may have arrived as this rank. So the rank arrives in
-  the log.
-- Before a key of a barrier is deleted, the barrier's slots are cleared, under the same hold of the lock, even if the
-  log does not have the key. A call that was waiting during the delete does not arrive again. It only waits for the end.
+- Before a handle writes to a slot for the first time, it reads the slot and then the log. If the slot has the same
+  content already, or the log has a key of the barrier, an earlier call or process may have arrived as this rank. In
+  this case the rank arrives in the log.
+- Before a key of a barrier is deleted, the barrier's slots are cleared under the same hold of the lock, even if the log
+  does not have the key. A call that was waiting during the delete does not arrive again, but continues to wait for the
+  end of the barrier.
 - A rank that has waited for `LATE_S` seconds appends the arrivals of all ranks with written slots. So tools can show
   the arrivals at a slow barrier, and the arrival of a rank that times out stays in the log, as in other stores.
-- The slots count only if the path of the bell still leads to the same file, because a delete clears the slots there.
+- The slots count only while the file that contains them is at the path of the bell, because a delete clears the slots
+  in the file at this path.
 
 There are `ROWS` rows of slots, so that barriers of several groups or threads rarely share slots. If another barrier
 overwrites a slot, the barrier is only delayed: its ranks arrive in the log after `LATE_S` seconds.
@@ -85,7 +87,7 @@ class ArrivalSlots:
         self._run = -1
         self._hash: Any = None
         self.bell = notifier.open_bell
-        """Returns the bell that contains the slots, or None if the log has no bell. Then no rank uses a slot."""
+        """Returns the bell that contains the slots. None: the log has no bell, so ranks arrive only in the log."""
 
     def content(self, key: bytes, world_size: int) -> bytes:
         """Return the bytes that a rank writes to its slot at the barrier with the key `key`, in the current run."""
@@ -108,8 +110,8 @@ class ArrivalSlots:
     def begin(self, key: bytes, done: bytes, world_size: int, rank: int, timeout: float, user: object) -> Begun | None:
         """Arrive in the slot of `rank`. Return None if the caller must arrive in the log.
 
-        No other thread can use the slot until `release` is called with `user`. `ArrivalRequest` describes the other
-        arguments.
+        `user` identifies this use of the slot. No other thread can use the slot until `release` is called with `user`.
+        `ArrivalRequest` describes the other arguments.
         """
         found = self.find(key, world_size, rank)
         bell, place, content, _, _, run = found
@@ -145,11 +147,12 @@ class ArrivalSlots:
     def meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> tuple[Begun, bool] | bool:
         """Fast path of a barrier: arrive in the slot, sleep at most once, and check whether the barrier has ended.
 
-        These are the steps of an `Arrival` and its wait in the usual case, without the cost of their objects.
+        In the usual case, an `Arrival` and its `FileWait` take the same steps. This method is faster because it creates
+        neither of these objects.
 
         Returns:
-            True if the rank has passed the barrier. False if it has not arrived. Otherwise its arrival, and whether all
-            slots are written, so that the rank must end the barrier.
+            True if the rank has passed the barrier. False if the rank has not arrived. Otherwise a pair: the unfinished
+            arrival, and whether all slots are written, so that this rank must end the barrier.
         """
         log, state, notifier = self._log, self._state, self._notifier
         key, done, is_full = prefix + ARRIVALS, prefix + COMPLETE, False
@@ -196,7 +199,8 @@ class ArrivalSlots:
     def arrived(self, content: bytes) -> list[int]:
         """Return the ranks whose slots have `content`. The caller must hold the log's lock.
 
-        The list is empty if the path of the bell leads to another file, because a delete clears only the slots there.
+        The list is empty if another file is at the path of the bell, because a delete clears only the slots in that
+        file.
         """
         bell = self.bell()
         if bell is None:
@@ -222,7 +226,9 @@ class ArrivalSlots:
         try:
             if bell is None:
                 if self._log.handle.bell and self._notifier.bell_exists():
-                    raise OSError(system.errno.ENXIO, "its bell can't be opened")
+                    raise OSError(
+                        system.errno.ENXIO, f"the bell {self._log.path}.bell can't be opened; check its owner and mode"
+                    )
                 return
             wanted = self.content(key, 0)
             row = row_of(wanted)

@@ -19,22 +19,28 @@ from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
 
 BEGIN_S: Final = 0.004
-"""How long a wait lasts before it checks the sessions, in seconds. Most waits end sooner, without a check."""
+"""How long a wait lasts before it first checks the sessions, in seconds. Most waits end before this check."""
 
 DEATH_POLL_S: Final = 0.05
 """The interval, in seconds, between checks of a session if the kernel does not watch its process."""
 
 PROBE_S: Final = 0.5
-"""The interval, in seconds, between checks of a session if the kernel watches its process. The checks detect a process
-that has closed its handle and continues to run."""
+"""The interval, in seconds, between checks of a session if the kernel watches its process.
+
+The kernel reports only the end of the process. The checks detect a process that has closed its handle and continues to
+run.
+"""
 
 
 OWN_PROBE_S: Final = 1.0
 """The interval, in seconds, between a waiter's own probes of a session on a mount that several hosts share."""
 
 STALE_S: Final = 2.0
-"""How long the poller's result for a session may stay the same before a waiter itself probes the session, in seconds.
-Twice the duration of one round of the poller is added."""
+"""How long the poller's result for a session may stay the same before a waiter probes the session itself, in seconds.
+
+The waiter adds twice the duration of one round of the poller to this time. The poller is the process that probes the
+sessions for all waiters of a host; see `DeathWatch`.
+"""
 
 
 class Needs(Protocol):
@@ -43,7 +49,7 @@ class Needs(Protocol):
     def update(self) -> bool:
         """Update the set of needed ranks or sessions.
 
-        Return False if none is needed any more, so that the wait is over.
+        Return False if no rank or session is needed any more, so that the wait is over.
         """
 
     def dead(self) -> list[int]:
@@ -77,7 +83,7 @@ class SessionNeeds:
 
 
 class RankNeeds:
-    """Implements `Needs` for a wait that needs `ranks`. With `NeededRanks`, a value in the store selects the ranks."""
+    """Implements `Needs` for a wait that needs `ranks`. A `NeededRanks` reads the needed ranks from the store."""
 
     def __init__(self, log: Log, state: KeyValueState, ranks: list[int] | NeededRanks) -> None:
         self._log = log
@@ -121,15 +127,16 @@ class DeathWatch:
     the other sessions 20 times a second, for example those of other containers.
 
     On a mount that several hosts share, one process of each host, the poller, probes the sessions for all waiters of
-    its host; see `NodeProbes`. This object itself probes a session in three cases. The session seems dead. There is no
-    poller, or no recent result. The deadline has come before the poller has probed the session.
+    its host; see `NodeProbes`. This object itself probes a session only in three cases: the session seems dead to the
+    poller; there is no poller, or the poller's result is old; or the deadline has come before the poller has probed the
+    session.
 
     Args:
         log: the log of the handle that waits.
         notifier: the notifier that wakes the wait.
         needs: the ranks or sessions that the wait needs alive.
-        known_sessions: all sessions that the wait needs, if they are known from the beginning. Then the waiter may
-            sleep longer, if the kernel watches all their processes, because the end of a session also wakes the waiter.
+        known_sessions: all sessions that the wait needs, if they are known from the beginning. The end of one of these
+            sessions also wakes the waiter. So the waiter may sleep longer if the kernel watches all their processes.
     """
 
     def __init__(
@@ -161,7 +168,8 @@ class DeathWatch:
         """Check the needed sessions, and record detected deaths in the log.
 
         Returns:
-            The dead ranks or sessions. An empty list if the wait needs none any more. `NOT_YET` otherwise.
+            The dead ranks or sessions. An empty list: the wait needs no rank or session any more. `NOT_YET`: none of
+            the needed ranks or sessions is known dead.
 
         Raises:
             StoreTimeoutError: the log's lock was not free within `timeout` seconds. A death record needs this lock.
@@ -203,11 +211,11 @@ class DeathWatch:
     # -- on a mount that hosts share -------------------------------------------------------------------------------
 
     def is_check_due(self) -> bool:
-        """Return whether this waiter must itself probe a session. Also renew its request to the poller."""
+        """Renew the waiter's request to the poller, and return whether the waiter must probe a session itself."""
         return self._asked is None or bool(self._due(self._asked, math.inf))
 
     def _due(self, numbers: list[int], timeout: float) -> list[int]:
-        """Return those of the sessions `numbers` that this waiter must itself probe. The others seem to be alive.
+        """Return those of the sessions `numbers` that this waiter must probe itself. The others seem to be alive.
 
         Args:
             numbers: the needed sessions.
@@ -232,7 +240,7 @@ class DeathWatch:
         return due
 
     def _ask(self, numbers: list[int]) -> dict[int, int]:
-        """Ask the poller to probe `numbers`. Return its results so far, {} if there is no poller."""
+        """Ask the poller to probe the sessions `numbers`. Return its results so far; {} if there is no poller."""
         self._asked = numbers
         watcher = self._notifier._watcher
         election = None if watcher is None else watcher.election

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX, WAITS_SUFFIX)
 ATTEMPTS: Final = 20
-"""How often to try to open a log. A try fails if the log is removed meanwhile, or if one of its files is missing."""
+"""The maximum number of tries to open a log. A try fails if the log is removed during the try, or if a file of the log
+is missing.
+"""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _ending: set[int] = set()  # the ids of the processes, this one or its parents, that have called `at_end_of_child`
@@ -66,14 +68,14 @@ def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_onl
     if path is not None and file_name is not None:
         raise TypeError("path and file_name are two names for one argument; pass one")
     if read_only and path is None and file_name is None:
-        raise ValueError("a read-only store needs a path")
+        raise ValueError("a read-only store needs a path; pass the path of an existing store")
     return file_name if path is None else path
 
 
 def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> tuple[int, int | None, Any]:
     """Check the arguments of a participant. Return the world size (0: not a participant), the rank and the run id.
 
-    If a participant gives no `run_id`, it is the id of the job in the environment, if there is one.
+    If a participant gives no `run_id`, the run id is the id of the job in the environment, if there is a job.
 
     Raises:
         ValueError: the rank is negative, or not below `world_size`.
@@ -118,7 +120,7 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
-    """Close `store` when the process exits. Until then, keep a participant alive, even if the program drops it."""
+    """Close `store` when the process exits. Until then, hold a reference to a participant, so that it stays alive."""
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
@@ -143,7 +145,7 @@ def mark_closed(log: Log) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """In a forked child, close the logs that other threads of the parent were closing: these threads don't exist."""
+    """Close the logs that other threads of the parent were closing, because these threads don't exist in the child."""
     for log in list(_closing):
         log.be_closed_by_fork()
     _closing.clear()
@@ -166,9 +168,10 @@ atexit.register(_close_at_exit)
 
 
 class Exceptions:
-    """Finds the exception because of which a participant is closed. Exceptions from before its opening don't count.
+    """Finds the exception because of which a participant is closed.
 
-    Only the ids of those exceptions are kept, because a reference would keep the frames of their tracebacks alive.
+    An exception that was handled when the participant was opened does not count. Only the id of such an exception is
+    kept, because a reference would keep the frames of its traceback alive.
     """
 
     def __init__(self) -> None:
@@ -177,9 +180,9 @@ class Exceptions:
     def reason(self) -> str:
         """Return the name of the exception because of which the participant is closed, or "" if there is none.
 
-        It is the exception that a caller handles at this moment, for example in a ``with``, ``finally`` or ``except``.
-        At exit of the process, it is the exception that has ended the main thread. GeneratorExit, and SystemExit
-        without an error code, are not failures.
+        The exception is the one that is handled at this moment, for example in a ``with``, ``finally`` or ``except``.
+        At the exit of the process, the exception is the one that has ended the main thread. GeneratorExit, and
+        SystemExit without an error code, are not failures.
         """
         for error in (sys.exc_info()[1], getattr(sys, "last_value", None) if system.exiting else None):
             is_plain = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
@@ -207,8 +210,8 @@ def remove_side_cars(path: str) -> None:
 def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> Log:
     """Open a log with `make`, join its run (see `Log.join_run`), and return the log.
 
-    If the log is removed before the handle has joined its run, open the next log at the same path. The caller can't
-    notice this, because it has read nothing of the first log.
+    If the log is removed before the handle has joined its run, open the next log at the same path. For the caller this
+    makes no difference, because it has read nothing of the first log.
     """
     for attempt in range(1, ATTEMPTS + 1):
         log: Log | None = None
@@ -229,7 +232,7 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
     """Return the combiner, which combines this handle's writes with other writes of its host, or None.
 
-    None means that the handle makes its own writes, as on every log that only one host uses.
+    None: the handle appends its own writes. This is the case on every log that only one host uses.
     """
     outcomes = None if log.shared is None else log.shared.outcomes
     if outcomes is None:

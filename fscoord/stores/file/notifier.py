@@ -1,6 +1,7 @@
 """`ChangeNotifier` wakes the waits of a `~fscoord.FileStore` handle. When the handle writes, it wakes other waits.
 
-The *bell* is a small file through which a writer wakes waiters. To *ring* the bell is to wake the waiters of a key.
+The *bell* is a small file through which a writer wakes waiters. To *ring* the bell is to wake the waiters of a key. To
+*announce* the bell is to append a record to the log which says that there is a bell to ring.
 """
 
 from __future__ import annotations
@@ -29,23 +30,22 @@ from fscoord.stores.file.wait_slots import WaitSlots
 BELL_SUFFIX: Final = ".bell"
 
 ANNOUNCE_S: Final = 0.1
-"""How many seconds an announcement of the bell waits for the log's lock. Meanwhile the waiter does not read the log."""
+"""The longest wait of an announcement for the log's lock, in seconds. It delays the waiter's next read of the log."""
 
 
 class ChangeNotifier:
     """Wakes the waits of one handle. When the handle writes, it rings the bell for the waits of all handles.
 
-    The first waiter announces the bell by a record in the log. So writers of a log without waiters need not check for a
-    bell. If no bell can be used, the log itself is watched or polled. In all cases a slow poll limits the delay after a
-    lost ring.
+    The first waiter announces the bell. So writers of a log that never had a waiter need not check for a bell. If no
+    bell can be used, the log itself is watched or polled. In all cases a slow poll limits the delay after a lost ring.
 
     Args:
         log: the log of the handle.
         wanted: the options with which the log was opened.
         mode: the mode of the watcher; see `ChangeWatcher`.
         backend: the backend of the waits.
-        watches_every_key: whether the waits end at a change of any key. Then the log itself is watched, because a bell
-            only reports changes of given keys.
+        watches_every_key: whether the waits end at a change of any key. If so, the log itself is watched, because a
+            bell only reports changes of given keys.
 
     Attributes:
         add_waiter: adds a waiter to the set of waiters that `close` wakes. It is a fast C function.
@@ -84,7 +84,7 @@ class ChangeNotifier:
         self.passes_on_changes = self._shared is not None
 
     def open_bell(self) -> Doorbell | None:
-        """Open the bell that was announced last, and return it. Return None if there is none, or it can't be opened."""
+        """Open and return the bell that was announced last. Return None if there is none, or if it can't be opened."""
         bell, count = self._bell, self._log.handle.bell
         if self._announcements != count or (bell is not None and bell.fd < 0):
             bell = self._bell = self._find_or_warn()
@@ -131,7 +131,7 @@ class ChangeNotifier:
         sessions: Sequence[int] = (),
         is_check_due: Callable[[], bool] | None = None,
     ) -> Waiter | None:
-        """Return a waiter for one wait. Return None if the handle is closed: then the next `look` raises an error.
+        """Return a waiter for one wait. Return None if the handle is closed, so that the next `look` raises an error.
 
         The wait must pass the waiter to `add_waiter` before it arms the waiter. At its end it must close the waiter,
         and pass it to `discard_waiter` and then to `keep_spare`.
@@ -171,15 +171,15 @@ class ChangeNotifier:
     def read_shared_extent(self, waiter: Waiter | None) -> bool:
         """Read new records from the shared extent: the last bytes of the log, published by the process that has rung.
 
-        Return whether the handle has read new records. The method sends no request to the file server. So it can't show
-        that a key is missing.
+        Return whether the handle has read new records. The method sends no request to the file server. The log may have
+        newer records than the extent, so the method can't show that a key is missing.
         """
         bell = None if waiter is None else waiter.watcher.bell
         extent = None if bell is None else shared_extent.read(bell)
         return extent is not None and self._shared is not None and self._shared.read_extent(extent)
 
     def after_look(self, waiter: Waiter) -> None:
-        """Tell the watcher which file was read. If `waiter` is this host's poller, ring the bell for the changed keys.
+        """Tell a watcher without a bell which file was read. If `waiter` is the poller, ring for the changed keys.
 
         The wait of `waiter` calls this method after each `look`.
         """
@@ -262,11 +262,11 @@ class ChangeNotifier:
 
     @property
     def _uses_node_bell(self) -> bool:
-        """Whether the processes of this host use a bell of their own, because several hosts share the log."""
+        """Whether this host has its own bell for the log, because several hosts share the log."""
         return self._shared is not None and not self._log.mount.is_local
 
     def _ring_end(self, session: int) -> None:
-        """Ring the bell for the end of `session`, if there is a bell. Later waiters find the end in the log."""
+        """Ring the bell for the end of `session`, if there is a bell. Later waits find the end in the log."""
         try:
             bell = self._bell
             if bell is None or bell.is_lost:
@@ -317,7 +317,9 @@ class ChangeNotifier:
                 self._log.update(record.BELL, b"", b"", decide, timeout)
             watcher.is_announced = True
         except StoreTimeoutError as error:
-            logger(__name__).debug("%s: its bell is not announced yet: %s", self._log.path, str(error))
+            logger(__name__).debug(
+                "%s: the bell could not be announced, and the next poll tries again: %s", self._log.path, str(error)
+            )
         except StoreUnavailableError as error:
             self._warn(error)
 
@@ -325,5 +327,5 @@ class ChangeNotifier:
         if not self._warned:
             self._warned = True
             logger(__name__).warning(
-                "%s%s can't be used (%s); waits go on, more slowly", self._log.path, BELL_SUFFIX, str(error)
+                "%s%s can't be used (%s); waits continue, but may end later", self._log.path, BELL_SUFFIX, str(error)
             )

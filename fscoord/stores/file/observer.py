@@ -34,7 +34,7 @@ from fscoord.stores.file.sessions import ANSWERS
 from fscoord.stores.file.wait_slots import read_slots
 
 READ_S: Final = 2.0
-"""How long the observer waits for the log's lock if a read needs it, in seconds."""
+"""How long the observer waits for the log's lock if a read needs the lock, in seconds."""
 
 HELD_S: Final = 0.25
 """How long the same process must hold the log's lock before the observer reports it as the holder, in seconds."""
@@ -42,7 +42,7 @@ HELD_S: Final = 0.25
 HELD_POLL_S: Final = 0.01
 
 HOLDER_S: Final = 2.0
-"""How long to search this host for the holder of the log's lock, if it has no session, in seconds."""
+"""The longest search of this host for a holder of the log's lock that has no session, in seconds."""
 
 COMPLETED: Final = (b"/complete", b"/last_member")
 """The suffixes of the keys that the last rank at a barrier sets."""
@@ -58,7 +58,7 @@ class SeenSession(NamedTuple):
         is_stopped: whether its process is stopped; False for a process of another host.
         idle: the seconds since its last record in the current file of the log; None if that file has none.
         slot: its wait slot, or None if it shows no wait.
-        waited: how long it has waited, in seconds; 0.0 if it shows no wait.
+        waited: how long the session has waited, in seconds; 0.0 if it shows no wait.
     """
 
     session: Session
@@ -98,7 +98,7 @@ class Observation(NamedTuple):
         size: the size of the current file, in bytes.
         writes: {(session number, kind): number of records}, in the records that this observer has read.
         barriers: how many barriers were completed, in the records that this observer has read.
-        notes: other information for the user, one sentence each, such as a fact that could not be determined.
+        notes: sentences for the user about other facts, such as a fact that could not be determined.
     """
 
     path: str
@@ -217,7 +217,7 @@ class FileObserver:
         living = {number: session for number, session in sessions.items() if alive[number] is not False}
         reading = read_slots(self.path, living, is_shared=log.handle.is_shared)
         if reading.problem is not None:
-            notes.append(f"what the participants wait for is unknown: {reading.problem}")
+            notes.append(f"the waits of the participants are unknown: {reading.problem}")
         if reading.torn:
             notes.append(f"these wait slots can't be read: {_numbers(reading.torn)}")
         if log.table.previous is not None:
@@ -281,8 +281,8 @@ class FileObserver:
     def _find_lock(self, notes: list[str]) -> HeldLock | None:
         """Return the holder of the log's lock, if the same process holds it for `HELD_S` seconds without writing.
 
-        A busy log is locked most of the time, by one writer after the other. So the method returns a holder only if the
-        holder and the end of the log don't change for this time.
+        A busy log is locked most of the time, by one writer after the other. So the method returns a holder only if
+        neither the holder nor the end of the log changes for `HELD_S` seconds.
         """
         log = self._log
         try:
@@ -320,7 +320,7 @@ class FileObserver:
         return HeldLock(found, other or "an unknown process", seconds)
 
     def _search(self) -> str | None:
-        """Search this host for a process that holds the log's lock. Used if the holder has no session yet."""
+        """Search this host for a process that holds the log's lock. Called if the lock does not name a session."""
         with ignoring(OSError):
             return system.range_lock_holder(system.os.stat(self._log.handle.file).st_ino, HOLDER_S)
         return None

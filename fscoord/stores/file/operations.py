@@ -1,13 +1,15 @@
 """`Operation`, a write operation as data, and `Draft`, which computes the records of one operation or of a batch.
 
 To *decide* an operation is to compute its result and its records from the current state, under the log's lock. On a
-mount that several hosts share, one process of a host, the leader, may decide and append the operations of other
-processes, their authors; see `fscoord._log.shared.combining`. So an operation is a value that can be encoded. Every
-other operation is decided by the same code.
+mount that several hosts share, one process of a host, the *leader*, may decide and append operations for other
+processes of the host; see `fscoord._log.shared.combining`. The process whose caller has requested an operation is the
+*author* of the operation. An operation is a value that can be encoded, so that its author can send it to the leader. A
+process that decides its own operations uses the same code.
 
-A `Draft` is the state of a store as it will be when the records of the batch are applied. The second operation of a
-batch is decided on the result of the first one. The state itself changes only when records are applied, after they were
-written or read. So a batch whose write fails has changed nothing. The module does no I/O of its own.
+The operations that a leader appends together are a *batch*. A `Draft` is the state of a store as it will be when the
+records of the batch are applied. So the second operation of a batch is decided on the result of the first. The state
+itself changes only when records are applied, after they were written or read. So a batch whose write fails has changed
+nothing. This module does no I/O of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from fscoord.errors import LimitExceededError, StoreUnavailableError
 from fscoord.stores.file.replay import KeyValueState, Rope, StoredValue, materialize
 
 RESULT_MAX: Final = 16 * 1024
-"""The longest value, in bytes, that a leader reads or returns for another process."""
+"""The longest value, in bytes, that a leader reads or returns for an author other than itself."""
 
 REFUSALS: Final = (NotACounterError, CounterRangeError, LimitExceededError)
-"""The errors that an operation may raise when it is decided. Then nothing is changed."""
+"""The errors that an operation may raise when it is decided. An operation that raises one of these changes nothing."""
 
 Records = list[tuple[int, bytes, bytes]]
 
@@ -41,15 +43,16 @@ PLAIN, COUNTS, RANKS, ABSENT, EQUALS, PRESENT = range(6)
 
 
 class MustWriteAlone(Exception):
-    """Raised by a draft if a leader can't decide an operation, so that its author must write it."""
+    """Raised by a draft if a leader can't decide an operation, so that the author of the operation must append it."""
 
 
 class Arrived(NamedTuple):
     """The result of an arrival.
 
     Attributes:
-        answer: None if the key `done` is set; `NOT_YET` if it is not; the new value of the key if `is_last` of `rounds`
-            can't tell.
+        answer: None if the key `done` is set; `NOT_YET` if `done` is not set. If `fscoord._waiting.rounds.is_last`
+            can't tell whether this arrival is the last: the new value of the key of the arrivals, which the caller must
+            parse.
         is_last: whether this arrival has set the key `done`.
     """
 
@@ -71,9 +74,10 @@ class Operation(NamedTuple):
         value: the value; for an `ADD` the addend as decimal digits; for a `MULTI_SET` the encoded pairs.
         expected: for a `COMPARE_SET` without a rule, and for `EQUALS`: the value that the key must have.
         rule: the condition for the record, and the kind of result. `PLAIN`: the usual meaning of `kind`. `COUNTS`: an
-            arrival that adds 1 to a counter. `RANKS`: an arrival that appends the token of a rank. `ABSENT`: write only
-            if the key has no value, and return whether it was written. `EQUALS`: write only if the value is `expected`,
-            and return whether it was written. `PRESENT`: write only if the key has a value, and return this value.
+            arrival that adds 1 to a counter. `RANKS`: an arrival that appends the token of a rank. `ABSENT`: write the
+            record only if the key has no value, and return whether the record was written. `EQUALS`: write the record
+            only if the value is `expected`, and return whether the record was written. `PRESENT`: write the record only
+            if the key has a value, and return this value.
         done: for an arrival: the key that the last arrival sets.
         world_size: for an arrival: how many ranks must arrive.
     """
@@ -114,7 +118,7 @@ class Operation(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The approximate size of its record, in bytes."""
+        """The approximate size of the operation's record, in bytes."""
         return len(self.key) + len(self.value)
 
 
@@ -142,10 +146,11 @@ class _QueueDraft:
 class Draft:
     """The state of a store after the operations of one batch, before their records are applied.
 
-    A draft without added operations equals the current state, and can be used as long as the state exists.
+    A draft to which no operation was added equals the current state, and stays valid when the state changes.
 
     Args:
-        state: the state before the batch. The draft only reads it. It must not change while a batch is decided.
+        state: the state before the batch. The draft only reads the state. The state must not change while a batch is
+            decided.
         fetch: reads the bytes of a spilled value, under the log's lock.
         path: the path of the log, for messages.
     """
@@ -163,12 +168,12 @@ class Draft:
 
         Args:
             operation: the operation.
-            is_own: whether this process is its author. For another author, long or spilled values are not read, because
-                all writers wait while the lock is held.
+            is_own: whether this process is the author of the operation. For another author, long or spilled values are
+                not read, because all writers wait while the lock is held.
 
         Returns:
-            The records to append, as (kind, key, value), and the result of the operation. If the operation changes
-            nothing, there is no record.
+            The records to append, as (kind, key, value), and the result of the operation. The list of records is empty
+            if the operation changes nothing.
 
         Raises:
             MustWriteAlone: the author must write the operation. Raised only if `is_own` is false.
@@ -182,7 +187,7 @@ class Draft:
         return records, result
 
     def decide(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
-        """Decide `operation` on `key`, and return what a `fscoord._log.log.Decide` returns. Don't change the draft."""
+        """Decide `operation` on `key`, and don't change the draft. Return the result of a `fscoord._log.log.Decide`."""
         kind, value, rule = operation.kind, operation.value, operation.rule
         if rule > RANKS:
             return self._decide_by_rule(key, operation)
@@ -230,14 +235,14 @@ class Draft:
         return holds, kind if holds else 0, operation.value
 
     def _arrived(self, operation: Operation, text: bytes) -> Arrived:
-        """Return the result of the arrival `operation`. `text` is the value of its key after the arrival."""
+        """Return the result of the arrival `operation`. `text` is the value of ``operation.key`` after the arrival."""
         last = is_last(text, operation.value, operation.world_size)
         if last is None:
             return Arrived(text, is_last=False)
         return LAST if last else PASSED if self._has(operation.done) else WAITS
 
     def resume(self, operation: Operation, noted: Any) -> tuple[Records, Any]:
-        """Complete `operation`, whose first record a leader has written. Return its other records, and its result.
+        """Complete `operation`, whose first record a leader has written. Return its remaining records, and its result.
 
         Args:
             operation: the operation.
@@ -290,7 +295,7 @@ class Draft:
 
     def _too_long(self, key: bytes, size: int) -> LimitExceededError:
         return LimitExceededError(
-            f"key {key_text(key)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
+            f"key {key_text(key)!r}: a value of {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
             path=self._path,
         )
 
@@ -361,10 +366,10 @@ class KeyValueDecider:
     decode = staticmethod(Operation.decode)
 
     def note(self, operation: Operation, found: Any) -> Any:
-        """Return the argument `noted` of `Draft.resume` for `operation`. Its record `found` is about to be applied.
+        """Return the argument `noted` of `Draft.resume` for `operation`, whose record `found` is about to be applied.
 
-        The caller holds the process mutex. The function runs before the record is applied, because a pop removes the
-        value that is its result.
+        The caller holds the process mutex. The method must be called before the record is applied, because a pop
+        removes the value that is the result of the pop.
         """
         _, key, value, _, _ = found
         if operation.kind == record.POP:
@@ -382,8 +387,8 @@ class KeyValueDecider:
     def _note_value(self, value: StoredValue) -> bytes | None:
         """Return the bytes of `value`, or None if they can't be read without the log's lock.
 
-        A spilled value is read now, because its offset is valid only in the current file of the log. A compaction may
-        replace this file before the author returns the result.
+        A spilled value is read at once, because its offset is valid only in the current file of the log. A compaction
+        may replace this file before the author returns the result.
         """
         try:
             return materialize(value, self._peek)

@@ -49,7 +49,7 @@ class Rope:
 
 
 StoredValue = bytes | bytearray | Spilled | Rope
-"""A value in memory or in the file. Appends change a value to a bytearray, so that n appends cost O(n)."""
+"""A value in memory or in the file. An append replaces ``bytes`` by a ``bytearray``, so that n appends cost O(n)."""
 
 
 def materialize(value: StoredValue, fetch: Fetch) -> bytes:
@@ -74,7 +74,7 @@ class KeyValueState:
 
     A value of `spill_bytes` or more is spilled: its bytes are only in the file, and memory holds a `Spilled`. If
     `spill_bytes` is 0, no value is spilled. A value that grows to this size by appends is spilled at the next
-    compaction. All methods that return values return bytes.
+    compaction. A method that returns a value returns its bytes, also for a spilled value.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
@@ -86,14 +86,14 @@ class KeyValueState:
         """{deleted barrier key: the value of `deletes` after its last delete}, for the most recent deletes."""
         self._least = spill_bytes or NEVER
         self._long: set[bytes] = set()
-        """The keys that may have spilled values. Some of them may have been deleted."""
+        """The keys that may have spilled values. Some of these keys may have been deleted."""
 
     def reset(self) -> None:
         """Begin with new, empty dictionaries, because all records will be applied again from the first.
 
-        The old dictionaries are not changed. A thread may read `values` without the process mutex, while another thread
-        applies the records again. Then it could find an old value of a key. So it must keep a reference to `values`
-        before it reads the log, and use a value only if `values` is still the same object afterwards.
+        The old dictionaries are not changed. A thread that reads `values` without the process mutex could find an old
+        value of a key while another thread applies the records again. So the reading thread must keep a reference to
+        `values` before it reads the log, and use a value only if `values` is still the same object afterwards.
         """
         self.values, self.queues, self._long = {}, {}, set()
 
@@ -237,7 +237,7 @@ class KeyValueState:
         return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
     def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
-        """Return the missing keys, each once and in order, and the values. If a key is missing, return no values."""
+        """Return the missing keys, each once and in order, and the list of the values, empty if a key is missing."""
         absent = [key for key in dict.fromkeys(keys) if key not in self.values]
         return absent, [] if absent else [materialize(self.values[key], fetch) for key in keys]
 
@@ -251,11 +251,11 @@ class KeyValueState:
 
 
 class Witness:
-    """The last write to one of the keys of a traced wait.
+    """Records the last write to one of the keys of a traced wait, so that the trace can name the writer.
 
     Attributes:
-        key: the key that was written last, or empty.
-        writer: the number of the session that wrote the key.
+        key: the key that was written last; empty if no key was written yet.
+        writer: the number of the session that wrote the key; 0 if no key was written yet.
     """
 
     __slots__ = ("key", "writer")
@@ -265,10 +265,10 @@ class Witness:
 
 
 class WitnessedState(KeyValueState):
-    """A `KeyValueState` that records, for traced waits, which session wrote their keys.
+    """A `KeyValueState` that also updates the witnesses of traced waits: objects that record the last write to a key.
 
-    While there are witnesses, an instance attribute replaces the method `apply`. So writes need no check for witnesses
-    at other times.
+    While there is a witness, an instance attribute replaces the method `apply`. So `apply` needs no check for witnesses
+    while there is none.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
@@ -276,7 +276,7 @@ class WitnessedState(KeyValueState):
         self._witnesses: dict[bytes, list[Witness]] = {}
 
     def _apply_and_inform(self, records: Sequence[SpilledRecord]) -> None:
-        """Apply the next records, as `KeyValueState.apply` does, and update the witnesses of their keys."""
+        """Apply the next records, as `KeyValueState.apply` does, and update the witnesses of the written keys."""
         KeyValueState.apply(self, records)
         for kind, key, value, writer, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):
@@ -290,7 +290,7 @@ class WitnessedState(KeyValueState):
             witness.key, witness.writer = key, writer
 
     def attend(self, keys: Iterable[bytes]) -> Witness:
-        """Return a new witness of writes to `keys`. The caller passes both to `dismiss` at the end of its wait."""
+        """Return a new witness of writes to `keys`. The caller must pass it and `keys` to `dismiss` at the end."""
         witness = Witness()
         for key in keys:
             self._witnesses.setdefault(key, []).append(witness)

@@ -1,4 +1,4 @@
-"""`Sessions`, the base class of `~fscoord.FileStore`, lists sessions, detects dead sessions, and waits."""
+"""`Sessions`, the base class of `~fscoord.FileStore`: the methods that list sessions, detect deaths, and wait."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from fscoord._log.shared.combining.combiner import Combiner
 
 MEMBERS_LOCK_S: Final = 0.02
-"""How many seconds `members` and `_session_states` wait for the log's lock to register or to record a death."""
+"""The longest wait of `members` and `_session_states` for the log's lock, in seconds.
+
+Both methods need the lock to record a death. `members` also needs it to register the handle.
+"""
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 
@@ -126,7 +129,7 @@ class Sessions(Store):
         return found
 
     def _state_of(self, number: int, found: dict[int, bool | None]) -> str:
-        """Return the state of session `number`, from `found` if it was probed. The caller holds the process mutex."""
+        """Return `Member.alive` for session `number`, given `found` by `_probe`. The caller holds the process mutex."""
         log = self._log
         if number in log.table.deaths:
             return ANSWERS[False]
@@ -240,7 +243,7 @@ class Sessions(Store):
         return self._log.closer_look()
 
     def _record_deaths(self, numbers: Iterable[int], limit: float) -> None:
-        """Append a death record for those of the sessions `numbers` that are provably dead."""
+        """Append a death record for each of the sessions `numbers` that is certainly dead."""
         home = ProcessIdentity.find()
         for number in numbers:
             if (

@@ -13,13 +13,15 @@ PLACES_MAX: Final = 256
 
 
 class TracedWait:
-    """Records one wait as a span. The span begins when the wait first sleeps, with the start time `started`.
+    """Records one wait as a span. The object is created when the wait first sleeps, or times out without a sleep.
+
+    The start time of the span is `started`, so the span includes the reads before the first sleep.
 
     Args:
         log: the log of the store.
         state: the state of the store, or None if the wait is not for keys.
         kind: the kind of the span.
-        keys: the first missing keys, and other keys whose change may end the wait.
+        keys: the first of the missing keys, and any other key whose change may end the wait.
         missing: the number of missing keys.
         started: when the wait began, by the monotonic clock.
     """

@@ -1,14 +1,15 @@
 """`WaitSlots` writes the wait of a handle's session to a file beside the log. `read_slots` reads all shown waits.
 
-The file consists of slots. A wait that has lasted for `timing.SHOW_S` seconds writes one slot, by one pwrite(2), and
-clears the slot when it ends. A session reserves its slot by a lock on one byte of the liveness file. When the session
-ends, the lock is released, and another session can use the slot. `ShownWaits` handles two threads that write at once.
+The file consists of slots. A wait that has lasted for `timing.SHOW_S` seconds writes its session's slot, by one
+pwrite(2), and clears the slot when the wait ends. A session reserves its slot by a lock on one byte of the liveness
+file. When the session ends, the lock is released, and another session can use the slot. If several threads of a session
+wait, `ShownWaits` selects the wait to show.
 
 The file is opened for each write. So a forked child inherits no descriptor. On NFS the open and the close make the
 write visible to other hosts, even if direct writes are refused.
 
-A failure here never ends a wait. Every failure, such as a full disk or another program's file at the same path, is
-logged, and the wait continues.
+A failure of this module never ends a wait. Every failure, such as a full disk or another program's file at the same
+path, is logged, and the wait continues.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BLOCK: Final = 64
 """The number of slots in the first block. Each later block has twice as many slots as the block before it."""
 
 TRIES: Final = 8
-"""How many slots of each block a session tries to lock. On a network mount, each try is a request to the server."""
+"""How many slots of each block a session tries to lock. On a network mount, each try costs a request to the server."""
 
 
 class WaitSlots:
@@ -63,7 +64,7 @@ class WaitSlots:
             self._waits.show(slow_logger, kind, keys)
 
     def _write(self, longest: Shown | None, more: int) -> None:
-        """Write the slot of the session, or clear it if `longest` is None. The handle may already be closed then."""
+        """Write the slot of the session, or clear the slot if `longest` is None. The handle may be closed already."""
         epoch, number = self._number
         if longest is not None:
             epoch, number = system.process_epoch(), self._log.session_if_ready
@@ -236,7 +237,10 @@ def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> S
 
 
 def _note(found: SlotReading, sessions: dict[int, Session], place: int, data: bytes) -> None:
-    """Add the slot `data` to `found` if it belongs to one of `sessions`, and not to an ended session."""
+    """Add the slot with the bytes `data` to `found` if it belongs to one of `sessions`.
+
+    If the slot is malformed, add its number `place` to `found.torn`.
+    """
     if is_blank(data):
         return
     slot = WaitSlot.decode(data)

@@ -80,8 +80,11 @@ class Condition(ABC, Generic[T]):
     """Another key whose change may end the wait, or empty."""
 
     arrive: Callable[[Callable[[], None], Waiter | None], T | NotYet] | None = None
-    """For an arrival: replaces the first `look`. It records the arrival, arms the wait, and tests the condition.
-    Its arguments are the function that arms the wait, and the waiter. For other conditions: None."""
+    """A function that replaces the first `look` of an arrival; None for all other conditions.
+
+    The function records the arrival, arms the wait, and tests the condition. Its arguments are the function that arms
+    the wait, and the waiter.
+    """
 
     _log: Log
 
@@ -119,22 +122,23 @@ class Condition(ABC, Generic[T]):
 
 
 NEW, UNARMED, ARMED, RUNG = range(4)
-"""The states of a wait. To arm it is to mark a key in the bell, so that a writer of the key rings and wakes the wait.
+"""The states of a wait. To *arm* a wait is to mark a key in the bell, so that a writer of the key rings and wakes it.
 
-NEW: `look` was not called yet. Most waits end with the first call, so it does not arm, except for an arrival.
-UNARMED: the next `look` arms first. The wait does not sleep before it.
-ARMED: the wait was armed, and then the condition did not hold. So the wait sleeps.
-RUNG: a ring has ended the sleep. Usually the condition holds now, so the next `look` does not arm.
+- NEW: `look` was not called yet. Most waits end with the first call, so the first call does not arm the wait, except
+  for an arrival.
+- UNARMED: the wait must not sleep, and the next `look` arms the wait before it tests the condition.
+- ARMED: the wait was armed, and then the condition did not hold. So the wait sleeps.
+- RUNG: a ring has ended the sleep. Usually the condition holds after a ring, so the next `look` does not arm the wait.
 """
 
 
 class FileWait(Generic[T]):
     """Implements `Wait` for one wait of a `~fscoord.FileStore`.
 
-    `look` first arms the wait, by writing to the missing key's cell in the bell. Then it reads the log. The read finds
-    all records that were appended before it. The writer of a later record finds the armed cell, and rings. In the
-    reverse order, a record could be appended between the read and the arming. The read would miss the record, and the
-    writer would not ring, because it would find no armed cell.
+    `look` first arms the wait, by a write to the missing key's cell in the bell. Then `look` reads the log. The read
+    finds all records that were appended before the read. The writer of a later record finds the armed cell, and rings.
+    In the reverse order, a record could be appended between the read and the arming. The read would miss the record,
+    and the writer would find no armed cell and not ring.
 
     File events, the bell, and the process that polls for its host may all fail. `Waiter.max_sleep` limits each sleep,
     so a lost wake-up delays the answer by at most one poll interval.
@@ -279,7 +283,7 @@ class FileWait(Generic[T]):
     def _make_known(self, now: float) -> None:
         """Show the wait to other processes if it has lasted for `timing.SHOW_S` seconds. Log a warning if one is due.
 
-        Call it only when `_due` has come, so that short waits are fast.
+        The caller must check first that the time `_due` has come. This check keeps short waits fast.
         """
         slow_logger = self._slow_logger
         if slow_logger is None:
@@ -330,7 +334,7 @@ class FileWait(Generic[T]):
         return 0.0
 
     def _record_time_out(self) -> None:
-        """End the span of this wait. If the wait has not slept, because its reads took all the time, begin it first."""
+        """End the span of this wait. If its reads took all the time, so that it never slept, begin the span first."""
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.time_out()
@@ -397,8 +401,9 @@ class Keys(Condition["list[int]"]):
     The answer is the list of the dead sessions or ranks. It is empty if all keys are present, or if the wait needs no
     rank any more.
 
-    A single key is read without the mutex; see `KeyValueState.reset`. If another thread is applying records at that
-    moment, only some of them may be visible. They form an earlier, valid state of the store.
+    A single key is read without the process mutex; see `KeyValueState.reset`. If another thread is applying records at
+    the moment of the read, only the first of these records may be visible. The visible records form an earlier, valid
+    state of the store.
 
     Args:
         log: the log of the store.
@@ -516,8 +521,8 @@ def read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T
 def answer_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
     """Call `answer` while no thread changes the state, and return its result.
 
-    `answer` gets a function that reads spilled values. If they can't be read without the log's lock, `answer` is called
-    again under the lock.
+    The argument of `answer` is a function that reads spilled values. If a spilled value can't be read without the log's
+    lock, `answer` is called again under the lock.
     """
     try:
         return log.inspect(lambda: answer(log.read_unlocked))

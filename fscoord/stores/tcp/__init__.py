@@ -2,8 +2,8 @@
 
 This module translates each operation of the contract into requests. The module `wire` sends requests over one
 connection, and has `Deadline`, the time limit of a call. `connections` gives each call a connection of its own, so that
-no call waits for another call. `server` starts and stops torch's server; only this module needs torch. Processes need
-no lock between them, because the server answers one request after the other.
+no call waits for another call. `server` starts and stops torch's server; only `server` needs torch. Processes need no
+lock between them, because the server answers one request after the other.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ class TCPStore(Store):
     operation waits at least 2 s for the answer, and a wait ends 0.1 s after its deadline. Then the operation raises
     `~fscoord.StoreUnavailableError`. If a write was sent, the error has ``maybe_applied`` set, because the write may
     take effect when the server continues. The connection is closed, and the next operation opens a new connection. So
-    the store works again as soon as the server does. A failed call leaves no other trace, except one thread if the
+    the store works again as soon as the server does. Nothing else remains of a failed call, except one thread if the
     resolver does not answer.
 
     The protocol has these limits:
 
     - A value over 8 MiB is refused.
     - `delete_key` of a key that has both a value and a queue is not atomic.
-    - If another process sets the key to a value that is not an integer during an `add`, the `add` raises an error that
-      says so, and its connection is closed.
+    - If another process sets the key to a value that is not an integer during an `add`, the server closes the
+      connection, and the `add` raises an error that names this cause.
     - If two callers arrive at a `barrier` at the same moment and only one is missing, both may pass.
     - If the answer to a `queue_pop` is lost, the value is lost, because the server has removed it from the queue.
     - When the master closes its store, the data of the store is lost.
@@ -84,7 +84,7 @@ class TCPStore(Store):
 
     Args:
         host_name: the host on which the server listens.
-        port: the port on which the server listens. With 0 the master chooses a free port; see the property `port`.
+        port: the port on which the server listens. 0: the master chooses a free port, which is the property `port`.
         world_size: the number of stores for which the master waits.
         is_master: whether to run the server in this process.
         timeout: the default timeout of operations, also for connecting, in seconds or as a `timedelta`; None means 300
@@ -92,7 +92,8 @@ class TCPStore(Store):
         wait_for_workers: whether the master waits until `world_size` stores are connected.
         multi_tenant: whether to share the server with other stores of this process on the same port.
         master_listen_fd: the descriptor of a listening socket for the server; None: the server opens one.
-        use_libuv: which of torch's two servers the master runs. The server without libuv has no queues.
+        use_libuv: whether the master runs torch's server with libuv. If False, it runs torch's other server, which has
+            no queues.
 
     Raises:
         ValueError: `world_size` is 0, or `port` is 0 and this process is not the master.
@@ -185,7 +186,8 @@ class TCPStore(Store):
         """Return whether the server has queues.
 
         torch's server without libuv closes the connection when it receives a request for a queue. If the connection is
-        lost, a ping on a new connection shows whether the server still runs. The request is repeated once.
+        lost, a ping on a new connection shows whether the server still runs. If the server runs, the request for a
+        queue is sent once more.
         """
         for _ in range(2):
             if self._keeps_queues is None:
@@ -383,7 +385,7 @@ class TCPStore(Store):
         return clone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the address and the timeout. The unpickled store is a client, also if this store is the master."""
+        """Pickle the address and the timeout. The unpickled store is a client, even if this store is the master."""
         return partial(TCPStore, self.host, self.port, timeout=self._limit), (), {"_timeout": self._timeout}
 
     def close(self) -> None:
@@ -395,7 +397,7 @@ class TCPStore(Store):
 
 
 def _check_payload(data: bytes, size: int | None = None) -> bytes:
-    """Return `data`. Raise `LimitExceededError` if `size`, by default the size of `data`, is over `PAYLOAD_MAX`."""
+    """Return `data`. Raise `LimitExceededError` if `size` (None: the size of `data`) is over `PAYLOAD_MAX`."""
     size = len(data) if size is None else size
     if size > PAYLOAD_MAX:
         raise LimitExceededError(

@@ -26,8 +26,11 @@ LONGEST_PAUSE_S: Final = 0.5
 """The longest pause, in seconds, between two tries to connect to a server that does not listen yet."""
 
 QUEUE_WAIT_S: Final = 0.5
-"""How many seconds one request waits for a queue. The server wakes only one waiter for each value. If this waiter has
-been interrupted, the other waiters find the value with their next request."""
+"""How many seconds one request waits for a queue.
+
+The server wakes only one waiter for each value. If the call of the woken waiter was interrupted, the other waiters find
+the value with their next requests.
+"""
 
 RECHECK_S: Final = 0.01
 """The pause, in seconds, before the next read of a key that exists but has no value, usually because it has a queue."""
@@ -40,7 +43,7 @@ class Failure(Exception):
 
     Attributes:
         errno: the system's error number, or None.
-        has_received: whether the server had answered anything in this call.
+        has_received: whether any byte of an answer was received in this call.
         maybe_applied: whether the call had begun to send a write.
     """
 
@@ -63,9 +66,9 @@ class Connections:
     lock guards it, because `list.pop` and `list.append` are atomic. `_busy` is the set of connections in use, so that
     `close` and `after_fork` can interrupt or close them.
 
-    When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed. Otherwise the next
-    call could read the late answer as its own answer. Nothing else remains of the call, except at most one thread that
-    waits for the resolver.
+    When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed. If the connection
+    were used again, the next call could read the late answer as its own answer. Nothing else remains of the call,
+    except at most one thread that waits for the resolver.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -201,9 +204,10 @@ class Connections:
             self._idle.pop().close()
 
     def _connect(self, deadline: Deadline) -> Channel:
-        """Open a new connection. Call it in a thread of its own.
+        """Open a new connection. The caller must call this method in a new thread.
 
-        Then a Ctrl-C in the main thread need not wait for the resolver, and can't lose the new connection.
+        In that thread, no Ctrl-C can interrupt the method and lose the new connection. The main thread, which gets the
+        Ctrl-C, need not wait for the resolver.
         """
         endpoints = self._endpoints
         if not endpoints:
@@ -229,8 +233,8 @@ class BlockingCalls:
     """Makes the calls that wait for keys, over `connections`.
 
     Each call raises `StoreTimeoutError` after `limit` seconds, and `StoreUnavailableError` if the server has ended or
-    has never answered. If the server answered at the beginning of a wait but not at its end, the call raises
-    `StoreTimeoutError`. In this case it is unknown which of the keys are missing.
+    has never answered. If the server answered at the beginning of a wait but not at the end of the wait, the call
+    raises `StoreTimeoutError`. In this case it is unknown which of the keys are missing.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -255,7 +259,8 @@ class BlockingCalls:
         """Arrive at the barrier `name`, and wait until `world_size` callers have arrived.
 
         Returns:
-            None if the barrier has completed. If more than `world_size` callers arrive: the number of this arrival.
+            None if the barrier has completed. If `world_size` callers had arrived before this call: the number of this
+            call's arrival, which is greater than `world_size`.
         """
         started = system.time.monotonic()
         deadline = Deadline(
@@ -274,7 +279,8 @@ class BlockingCalls:
     def _await(self, limit: float, names: list[bytes], what: str, find: Find[T], started: float | None = None) -> T:
         """Wait until the server has all keys `names` and `find` returns a result other than None. Return the result.
 
-        The timeout is `limit` seconds after `started`, a time of the monotonic clock. None: `limit` seconds from now.
+        The wait times out `limit` seconds after `started`, a time of the monotonic clock. If `started` is None, the
+        wait starts now.
         """
         started = system.time.monotonic() if started is None else started
         ends = started + limit
@@ -312,9 +318,9 @@ class BlockingCalls:
     def _timeout_error(
         self, what: str, names: list[bytes], missing: list[bytes] | None, started: float
     ) -> StoreTimeoutError:
-        """Return the error for the keys `missing`. None: it is unknown which of the keys `names` are missing."""
+        """Return the error for the keys `missing`. If `missing` is None, it is unknown which of `names` are missing."""
         waited = system.time.monotonic() - started
-        doubt = "; at the end the server no longer answered, so some of them may exist" if missing is None else ""
+        doubt = "; at the end the server no longer answered, so some of these keys may exist" if missing is None else ""
         keys = missing or list(dict.fromkeys(names))
         return missing_error(self._connections, what, keys, waited, doubt)
 
@@ -335,8 +341,9 @@ class BlockingCalls:
 def _read_values(channel: Channel, names: list[bytes]) -> list[bytes] | None:
     """Return the values of the keys `names`, or None if a key has no value.
 
-    The server returns an empty value for a key that has only a queue, or that a failed `compare_set` has left. So after
-    an empty value, this function sends another request, which distinguishes an empty value from no value.
+    The server returns an empty value also for a key without a value: for a key that has only a queue, or that a failed
+    `compare_set` has left. So after an empty value, this function sends another request, which distinguishes a key with
+    an empty value from a key without a value.
     """
     found = []
     for name, read in zip(names, channel.values(names), strict=True):

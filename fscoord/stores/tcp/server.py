@@ -1,7 +1,7 @@
 """`Server` runs torch's server for a `TCPStore` in this process. Only this module of `stores.tcp` needs torch.
 
-The calls of torch that start and stop the server may block, because the server asks the resolver for the names of its
-clients and can't be stopped meanwhile. So a thread makes these calls, with a deadline.
+The calls of torch that start and stop the server may block: the server asks the resolver for the names of its clients,
+and can't be stopped until the resolver answers. So a separate thread makes these calls, with a deadline.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Server:
     def stop(self) -> None:
         """Stop the server, unless another store of this process shares it.
 
-        The call returns after at most `ANSWER_MIN_S` seconds. If the server still runs then, one thread remains until
-        it stops.
+        The call returns after at most `ANSWER_MIN_S` seconds. If the server has not stopped by then, one thread remains
+        until the server stops.
         """
         if self._life != system.process_epoch():
             self._abandon()

@@ -1,7 +1,7 @@
 """`Channel`: one connection to a server of torch's `TCPStore`. It sends requests, each with a `Deadline`.
 
-torch's own client is not used. Its calls wait without limit for a stopped server and ignore Ctrl-C, and its `list_keys`
-blocks all Python threads meanwhile.
+torch's own client is not used. Its calls wait without limit for a stopped server and ignore Ctrl-C. Its `list_keys`
+blocks all Python threads until the server answers.
 
 The format of the requests was observed with the client and both servers of torch 2.13.0. The first byte of a request is
 its kind. An integer has 8 bytes in the host's byte order. The length of a text comes before the text. Every key begins
@@ -27,7 +27,7 @@ ANSWER_MIN_S: Final = 2.0
 each new client, and does nothing else until the resolver answers."""
 
 GRACE_S: Final = 0.1
-"""How many seconds after the deadline of a wait the server may confirm that it has cancelled the wait."""
+"""How many seconds after the deadline of a wait the client still waits for the server's answer to a cancellation."""
 
 FIRST_SLEEP_MAX_S: Final = 1.0
 SLEEP_MAX_S: Final = 1e6
@@ -105,8 +105,9 @@ GREETING: Final = struct.pack("=BI", VALIDATE, 0x3C85F7CE)
 ECHO: Final = b"fsco"
 PINGED: Final = struct.pack("=B", PING) + ECHO
 CANCELLING: Final = struct.pack("=B", CANCEL)
-"""The request that cancels the current wait. The server always confirms it. If the server has already answered the
-wait, that answer comes first."""
+"""The request that cancels the current wait. The server always confirms the request. If the server has already answered
+the wait, the client receives the answer to the wait before the confirmation.
+"""
 
 GRANTED, CANCELLED, ECHOED = 0, 1, ECHO[0]
 """The first bytes of the three markers that a server sends during a wait."""
@@ -114,16 +115,18 @@ GRANTED, CANCELLED, ECHOED = 0, 1, ECHO[0]
 OUT_OF_PROTOCOL: Final = "its answer does not fit the request"
 
 ECHO_AFTER_S: Final = 0.05
-"""After how many seconds of a wait the client requests an echo, which shows that the server is alive."""
+"""The time from the beginning of a wait, in seconds, after which the client requests an echo from a silent server."""
 
 RECEIVE_MAX, RECEIVE_LARGE_MAX = 1 << 14, 1 << 18
-"""How many bytes one recv(2) requests: usually `RECEIVE_MAX`; for a text that is longer, up to `RECEIVE_LARGE_MAX`."""
+"""How many bytes one recv(2) requests: `RECEIVE_MAX`; up to `RECEIVE_LARGE_MAX` for a text longer than `RECEIVE_MAX`.
+"""
 
 WORKERS: Final = b"init/"
 """torch's own key, the counter of connected stores. It does not begin with a slash, so it equals no key of a caller."""
 
 PIPELINED_MAX: Final = 256
-"""How many requests are sent before the first answer is read. This number can't fill the buffers of either side."""
+"""How many requests are sent before the first answer is read. So many requests can't fill the buffers of either side.
+"""
 
 
 class Disconnected(Exception):
@@ -172,7 +175,8 @@ class Channel:
     def abandon(self) -> None:
         """Close a connection with an unfinished request, and discard its unsent bytes.
 
-        Otherwise the kernel could send the rest of a write after its deadline, when a stopped server continues.
+        If the unsent bytes were kept, the kernel could send the rest of a write after the deadline of the write, when a
+        stopped server continues.
         """
         system.import_uninterrupted("fscoord._runtime.network").drop_unsent(self._socket)
         self.close()
@@ -184,14 +188,14 @@ class Channel:
         self._request(PINGED, self._read_echo)
 
     def wait(self, names: Sequence[bytes], until: float) -> bool:
-        """Wait until the server has all keys `names`, or until the time `until`. Return whether it has them."""
+        """Wait until the server has all keys `names`, or until the time `until`. Return whether it has all keys."""
         return self._wait(_keys_request(WAIT, names), until)
 
     def barrier(self, name: bytes, world_size: int, until: float) -> bool:
-        """Add 1 to the counter `name`, and wait until it is `world_size`, or until the time `until`.
+        """Add 1 to the counter `name`, and wait until the counter is `world_size`, or until the time `until`.
 
-        Return whether it has become `world_size`. If it is greater, return True at once. A server that does not know
-        the request closes the connection.
+        Return whether the counter has become `world_size`. If the counter is greater, return True at once. A server
+        that does not know the request closes the connection.
         """
         self.has_written = True
         return self._wait(_key_request(BARRIER, name) + struct.pack("=q", world_size), until)
@@ -199,9 +203,9 @@ class Channel:
     def _wait(self, request: bytes, until: float) -> bool:
         """Send `request`, and wait for its answer until the time `until`. Return whether the answer has come.
 
-        A silent server may be waiting, or it may be stopped. So the client requests an echo after `ECHO_AFTER_S`
-        seconds. At the time `until`, the client cancels the wait and reads the confirmation. Otherwise the server could
-        answer the wait later, in the middle of the answer to the next request.
+        A silent server may be waiting, or its process may be stopped. So the client requests an echo after
+        `ECHO_AFTER_S` seconds. At the time `until`, the client cancels the wait and reads the confirmation. Without the
+        cancellation, the server could answer the wait later, in the middle of the answer to the next request.
         """
         self._begin(request)
         awaited = {GRANTED}
@@ -258,7 +262,8 @@ class Channel:
         """Return the value of each of the keys `names`, or None for a key without a value.
 
         The values may be read at different times. Each read is a compare-and-set that never succeeds, because it
-        expects a random text. The server writes nothing and returns the value. If there is none, it returns the text.
+        expects a random text. The server writes nothing and returns the value of the key. If the key has no value, the
+        server returns the random text.
         """
         nonce = system.random_bytes(16)
         found = self._request_each([_compare_set_request(name, nonce, nonce) for name in names], self._read_text)
@@ -282,7 +287,7 @@ class Channel:
         self._write(_key_request(QUEUE_PUSH, name) + _length_prefixed(data), name)
 
     def compare_set(self, name: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Set `name` to `desired` if its value is `expected`. Return its new value, or `expected` if it has none."""
+        """Set `name` to `desired` if its value is `expected`. Return the value afterwards; `expected` if none."""
         return self._request(_compare_set_request(name, expected, desired), self._read_text, writes=True)
 
     def add(self, name: bytes, amount: int) -> int:
@@ -329,9 +334,9 @@ class Channel:
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def _write(self, request: bytes, name: bytes) -> None:
-        """Send `request`, which the server does not answer, and a second request, which it answers.
+        """Send `request`, which the server does not answer, and a second request, which the server answers.
 
-        The answer shows that the server has read both requests.
+        The answer to the second request shows that the server has read both requests.
         """
         self._request(request + _keys_request(CHECK, [name]), self._read_byte, writes=True)
 
