@@ -178,9 +178,9 @@ class Wait(Protocol[T_co]):
     """
 
     def look(self) -> T_co | NotYet:
-        """Test the condition. Return the answer to the request, or `NOT_YET` if the condition does not hold.
+        """Test the condition. Return the result of the wait, or `NOT_YET` if the condition does not hold.
 
-        Every change after this call ends the next sleep, unless `max_sleep` is 0.0: then the driver does not sleep.
+        A change that comes after this call ends the next sleep. If `max_sleep` is 0.0, there is no next sleep.
 
         Raises:
             StoreTimeoutError: the condition does not hold at the deadline.

@@ -117,7 +117,10 @@ class CallExecutor:
         return call.result()
 
     async def complete(self, function: Callable[[], T]) -> PendingCall[T]:
-        """Call `function` in a thread. Return the completed call, which also records a cancellation of this task."""
+        """Call `function` in a thread, wait until the call is over, and return it.
+
+        If the task that awaits this method is cancelled meanwhile, the result records the cancellation.
+        """
         call = PendingCall(function)
         if not self._threads_max:
             call.run()

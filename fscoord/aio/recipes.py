@@ -74,7 +74,7 @@ class Semaphore(Hold):
 
     @overriding(recipes.Semaphore.release)
     def release(self) -> None:
-        """Release the latest `n` acquisitions; see `fscoord.recipes.Semaphore.release`."""
+        """Release the latest acquisitions of this object; see `fscoord.recipes.Semaphore.release`."""
 
 
 class ReadWriteLock(ForTasks):

@@ -85,7 +85,7 @@ NO_ID = "none"
 """The id of a job without --rdzv-id, as with torchrun."""
 
 BACKENDS = ("c10d", "etcd", "etcd-v2", "fscoord")
-"""The values of --rdzv-backend. The names are torchrun's; the endpoint names the store."""
+"""The values of --rdzv-backend, as in torchrun. The store itself is named by --rdzv-endpoint."""
 
 _INSTEAD = "the nodes number themselves: leave it out, and give --rdzv-endpoint a path that all nodes can reach"
 

@@ -339,7 +339,7 @@ def events(pair: Pair, kind: str) -> Check:
 
 
 def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
-    """Test that each sum is returned once if two agents add to one key of a `FileStore`."""
+    """Let two agents add 1 to one key of a `FileStore`, and test that no sum is returned twice."""
     name = pair.name("store", kind)
     for agent in pair:
         agent.begin("count", 2 * ACT_S, name=name, options={"lock": kind, **options}, seconds=pair.effort)

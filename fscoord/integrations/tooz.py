@@ -333,7 +333,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def join_group(self, group_id: bytes, capabilities: coordination.Capabilities | None = None) -> None:
-        """Join a group. ``get()`` of the future raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
+        """Join a group, and return a future. Its ``get()`` raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
         member = self._membership(group_id, self._data(capabilities))
         with self._changing(group_id):
             if self._member_id in self._participants(group_id):

@@ -238,9 +238,10 @@ def _call_timeout(timeout: Timeout | None) -> Timeout | None:
 def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:
     """Yield the store at `url`, the rank and the world size. ``init_method="fscoord:///path?..."`` calls this.
 
-    Apart from its scheme, the URL is that of `open_store`, with the same options in its query. Three slashes and the
-    path follow the scheme, or four slashes, as torch writes it. Only the host ``localhost`` is accepted. ``rank`` and
-    ``world_size`` belong to the process group. They are given in the URL, or as arguments of ``init_process_group``.
+    Apart from its scheme, the URL is that of `open_store`, with the same options in its query. ``fscoord:///path`` and
+    ``fscoord:////path`` mean the same, because torch writes four slashes. Only the host ``localhost`` is accepted.
+    ``rank`` and ``world_size`` belong to the process group. They are given in the URL, or as arguments of
+    ``init_process_group``.
 
     The store is opened with ``world_size``, so each launch is a run of the store (see `FileStore`), and reads no
     addresses of an earlier launch. The run has the ``run_id`` of the URL or of the environment, if there is one. A

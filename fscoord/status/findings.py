@@ -295,8 +295,8 @@ def _exchange(view: _View, kind: str, name: str, waiters: list[SessionStatus], s
 def _lacks(waiters: list[SessionStatus], rank: int) -> bool:
     """Return whether `rank` is missing in an exchange.
 
-    The rank is missing if one of `waiters` waits for the key that `rank` sets. If the waiters wait for the key
-    ``given``, which the last rank sets, each rank that does not wait counts as missing.
+    The rank is missing if one of `waiters` waits for the key that `rank` sets. The last rank that arrives sets the key
+    named ``given``. If the waiters wait for this key, each rank that does not wait counts as missing.
     """
     ends = [key for each in waiters if each.waiting for key in each.waiting.keys]
     if any(key.endswith("/given") for key in ends):

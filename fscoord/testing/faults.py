@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 
 
 Rule = Callable[[str], "Fault | None"]
-"""A function that returns the fault to inject into a call of this name, or None."""
+"""A function that is called with the name of an operation, and returns the fault to inject into it, or None."""
 
 Hits = AbstractContextManager[list[str]]
 """A context manager that injects a fault. It yields the list of the calls that the fault has hit so far."""

@@ -59,9 +59,10 @@ def page_data(trace: Trace) -> Document:
     """Return the data that the page draws. Times are in microseconds since the first span of the group of clocks.
 
     A wait that is a part of a barrier, a lock or another operation is left out, because the wait would cover the
-    operation. A span is an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, the
-    event that ended the wait, row of the process that caused the event, crossing. The last two are -1 if there is none.
-    Kind, name, outcome and event are indices of ``texts``.
+    operation. A span is an array of row, lane, kind, name, begin, length, the time that the process waited, outcome,
+    the event that ended the wait, the row of the process that caused the event, and the number of the crossing. The row
+    is -1 if no process caused an event, and the number is -1 if the span has no crossing. Kind, name, outcome and event
+    are indices of ``texts``.
     """
     outer = set(map(id, outer_waits(trace)))
     whole = [span for span in trace.spans if span.kind not in (*NOT_SHOWN, *WAITS) or id(span) in outer]

@@ -239,9 +239,10 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
 
 
 def chain_if_sound(data: bytes, start: int) -> int | None:
-    """Return the chain before the record at `start` in `data`; None if no sound record begins there.
+    """Return the checksum chain before the record at `start` in `data`; None if no sound record begins there.
 
-    The chain is computed from the length of the record and the check of the length. Earlier records are not needed.
+    The prefix of the record has its length, and a check that was made of the length and the chain. So the chain is
+    computed from these two numbers, without the records before.
     """
     if len(data) - start < RECORD_MIN:
         return None

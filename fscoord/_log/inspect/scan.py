@@ -265,7 +265,10 @@ class Scan:
         return self.size() >= self.place.offset + size
 
     def _classify(self) -> Segment | None:
-        """Return the segment of the unreadable bytes at ``place``; None if the scan must first lock writers out."""
+        """Return a segment for the unreadable bytes that begin at the attribute ``place``.
+
+        Return None if this needs the log's lock, and the scan does not hold it yet.
+        """
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):

@@ -21,8 +21,8 @@ class Place:
 
     Args:
         first: the first handle, on an empty store.
-        another: returns one more handle on the store of `first`; None: a clone.
-        full: returns the name that a key has in errors; None: the key itself.
+        another: returns one more handle on the store of `first`. Without `another`, ``clone`` of `first` is called.
+        full: returns the name that a key has in errors. Without `full`, this name is the key itself.
     """
 
     def __init__(
