@@ -317,7 +317,7 @@ class ChangeWatcher:
         return self.is_closed or self.is_outdated or (bell is not None and bell.is_lost)
 
     def note_file(self, file: str) -> None:
-        """Mark this watcher as outdated if it watches the log, and the log has been continued in the new file `file`."""
+        """Mark this watcher as outdated if it watches the log, and the log is continued in the new file `file`."""
         if self.bell is None and self._events is not None and file != self._log_path:
             self.is_outdated = True
 

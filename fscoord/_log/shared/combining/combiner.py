@@ -126,7 +126,7 @@ class Combiner:
                     station.give_back(slot)
 
     def close(self) -> None:
-        """Close the station. Each thread that waits for an answer from a leader withdraws its request, and raises an error."""
+        """Close the station. A thread that waits for a leader's answer withdraws its request, and raises an error."""
         self._is_closed = True
         for station in list(self._stations.values()):
             self._drop(station)
