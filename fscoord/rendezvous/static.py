@@ -204,8 +204,8 @@ class _Call:
                     raise
                 if self._store.dead_ranks([0]):
                     raise RendezvousError(
-                        f"timeout: {locate_rank(self._store, 0)} is dead and published no address, and no new rank 0"
-                        f" came within {limit:g} s; {self._for()}"
+                        f"{locate_rank(self._store, 0)} is dead and published no address; timeout: no new rank 0 came"
+                        f" within {limit:g} s; {self._for()}"
                     ) from error
 
     def _wait(

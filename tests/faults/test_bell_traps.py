@@ -136,7 +136,7 @@ def test_bell_of_a_foreign_kind_or_owner_is_left_alone(
         for _ in range(2):
             is_woken_by_a_ring(path, store)
         assert len(warnings(caplog)) == 1
-        assert "waits go on" in warnings(caplog)[0]
+        assert "waits continue" in warnings(caplog)[0]
     after = bell.lstat()
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
     if stat.S_ISREG(after.st_mode):
@@ -193,7 +193,7 @@ def test_bell_that_fails_is_done_without(path: str, name: str, number: int, capl
         assert 1 <= len(warnings(caplog)) <= 2
         for message in warnings(caplog):
             assert "store.bell can't be used" in message
-            assert "waits go on" in message
+            assert "waits continue" in message
 
 
 def test_waiter_without_an_inotify_instance_is_still_woken(path: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -368,7 +368,7 @@ class ChangeWatcher:
         if election is not None:
             election.close()
         if bell is not None:
-            logger(__name__).warning("%s can't be used (%s); waits go on by polling", bell.path, str(error))
+            logger(__name__).warning("%s can't be used (%s); waits continue by polling", bell.path, str(error))
 
     # -- sleeping --------------------------------------------------------------------------------------------------
 
