@@ -58,8 +58,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     the endpoint names this host and no other process hosts the store. The caller closes the store. The run id of the
     rendezvous is a part of the key of its state. The run id does not select the run of the store.
 
-    The function logs an event (``fscoord.rendezvous.events``) if this process hosts the store, if it creates a temporary
-    file, and if it fails.
+    The function logs an event (``fscoord.rendezvous.events``) if this process hosts the store, if it creates a
+    temporary file, and if it fails.
 
     Raises:
         ValueError: an option, the endpoint or the run id is invalid.
