@@ -208,7 +208,7 @@ class Mount(NamedTuple):
 
     @property
     def vanished_host(self) -> str:
-        """What happens to the locks of a host that vanishes: a sentence without its period, for a message."""
+        """The fate of the locks of a host that vanishes, as a sentence for a message, without its period."""
         if self.is_local:
             return "no other host uses this file system; the kernel releases the locks of a process that ends"
         if self._is_nfs4:
