@@ -23,7 +23,7 @@ from support.processes import let_go, stop, wait_until_ready
 import fscoord
 from fscoord import FileStore, LockLostError, StoreGoneError, StoreTimeoutError, UnsupportedFilesystemError
 from fscoord.integrations.filelock import AsyncFsFileLock, FsFileLock, FsReadWriteLock
-from fscoord.recipes import Lock, force_release
+from fscoord.recipes import Lock, ReadWriteLock, force_release
 
 TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "integrations" / "filelock.md"
@@ -403,6 +403,21 @@ def test_readers_share_and_a_writer_excludes_them(path: str) -> None:
     other.close()
     with lock.write_lock(timeout=0):
         pass
+
+
+def test_side_in_the_store_is_held_from_the_first_level_to_the_last(path: str) -> None:
+    lock = FsReadWriteLock(path)
+    for acquire, side in ((lock.acquire_read, "reader"), (lock.acquire_write, "writer")):
+        for force, releases in ((False, 2), (True, 1)):
+            acquire()
+            acquire()
+            with FileStore(path + ".fscoord") as store:
+                both = ReadWriteLock(store, Path(path).name)
+                assert (both.held_side(), len(both.holders())) == (side, 1)
+                for _ in range(releases):
+                    assert both.held_side() == side
+                    lock.release(force=force)
+                assert both.held_side() is None
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
