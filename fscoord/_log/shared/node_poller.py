@@ -26,6 +26,7 @@ reads the log from the server in the end.
 from __future__ import annotations
 
 import math
+import stat
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
@@ -107,12 +108,8 @@ def _make_private(directory: str, uid: int) -> None:
     """Create `directory` if it does not exist. Raise OSError unless it is a local directory, private to this user."""
     with ignoring(FileExistsError):
         system.os.mkdir(directory, 0o700)
-    fd = system.open_file(directory, system.os.O_RDONLY | system.os.O_DIRECTORY, 0, system.loose)
-    try:
-        found = system.os.fstat(fd)
-    finally:
-        system.close_quietly(fd)
-    if found.st_uid != uid or found.st_mode & 0o077:
+    found = system.os.lstat(directory)  # no descriptor, which a signal handler could make this function lose
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise PermissionError(
             system.errno.EPERM, f"{directory} must belong to uid {uid} and have mode 0700; correct that, or remove it"
         )

@@ -18,6 +18,9 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.testing.contract.place import HANG_S, ContractTests, Place, Thread, start_thread, until
 
+LOST_S = HANG_S / 3
+"""How many seconds after a Ctrl-C it is sent again, if the call has not ended."""
+
 LATE_S = HANG_S
 """How many seconds a wait may last before it counts as hung. A wait that ignores the test's timeout lasts longer."""
 
@@ -230,11 +233,24 @@ class CtrlC:
         signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
 
     def press(self) -> None:
-        """Wait until the call in `ends` has begun, and send SIGINT to the main thread. Another thread calls this."""
-        main = system.threading.main_thread().ident
-        assert main is not None
+        """Wait until the call in `ends` has begun, and send SIGINT to the main thread. Another thread calls this.
+
+        If the call has not ended after `LOST_S` seconds, the `KeyboardInterrupt` was lost: see `ends`. Then SIGINT is
+        sent again.
+        """
         until(lambda: self._has_begun)
         self._has_begun = False
+        self._send()
+        end = system.time.monotonic() + LOST_S
+        while self._is_armed and system.time.monotonic() < end:
+            system.time.sleep(0.001)
+        if self._is_armed:
+            self._send()
+
+    @staticmethod
+    def _send() -> None:
+        main = system.threading.main_thread().ident
+        assert main is not None
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(main, signal.SIGINT)
         else:  # Windows: a store notices Ctrl-C within `system.SLEEP_MAX_S`
@@ -256,11 +272,13 @@ class CtrlC:
                 self._is_armed = False
         except KeyboardInterrupt:
             self._is_armed = False  # the signal may have arrived just before this line in `finally`
-            return True
-        until(lambda: self._has_come)
-        self._lost_ones += self._raised > 0
+            is_ended = True
+        else:
+            until(lambda: self._has_come)
+            is_ended = False
+        self._lost_ones += self._raised > is_ended
         assert self._lost_ones < 2, "the store caught a KeyboardInterrupt twice and went on"
-        return False
+        return is_ended
 
     def _handle(self, *_: object) -> None:
         self._has_come = True
