@@ -32,6 +32,7 @@ def test_recipes_work_on_hash_store_and_tcp_store(platform: str) -> None:
 
 @both
 @pytest.mark.parametrize("store", ["hash", "tcp"])
+@pytest.mark.exhaustive
 def test_contract_is_kept_by_hash_store_and_tcp_store(platform: str, store: str) -> None:
     """On Windows nothing interrupts a wait for a lock, so Ctrl-C ends a wait of a `HashStore` within a second."""
     assert " passed in " in run(platform, f"contract_{store}")

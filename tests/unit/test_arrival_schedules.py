@@ -27,6 +27,8 @@ from fscoord.stores.file.arrival_slots import HASH, SLOT, ArrivalSlots, Begun
 from fscoord.stores.file.operations import Draft
 from fscoord.stores.file.replay import KeyValueState
 
+pytestmark = pytest.mark.exhaustive
+
 LIMIT_S = 100.0
 LATE_S = 1.0
 """A time left at which a rank arrives in the log, too."""

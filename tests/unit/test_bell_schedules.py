@@ -13,6 +13,8 @@ import pytest
 from fscoord._log.wakeup.doorbell import FIFO_BYTE, Doorbell
 from fscoord._runtime import system
 
+pytestmark = pytest.mark.exhaustive
+
 BUCKET = 7
 
 Progress = tuple[int, tuple[Any, ...]]
