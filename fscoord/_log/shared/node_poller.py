@@ -26,7 +26,6 @@ reads the log from the server in the end.
 from __future__ import annotations
 
 import math
-import stat
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
@@ -109,7 +108,7 @@ def _make_private(directory: str, uid: int) -> None:
     with ignoring(FileExistsError):
         system.os.mkdir(directory, 0o700)
     found = system.os.lstat(directory)  # no descriptor, which a signal handler could make this function lose
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
+    if not system.stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise PermissionError(
             system.errno.EPERM, f"{directory} must belong to uid {uid} and have mode 0700; correct that, or remove it"
         )
