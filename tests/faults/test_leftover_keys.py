@@ -415,6 +415,7 @@ def test_keys_after_a_history_with_kills_are_those_documented(
             for process in workers.processes:
                 for _ in range(rng.randint(1, 9)):
                     store.queue_pop("rounds")
+                assert process.poll() is None, process.communicate()[1]
                 process.kill()
     use_each_once_more(store)
     found: dict[str, set[str]] = {}
