@@ -27,7 +27,7 @@ def fill(store: Store, directory: str) -> list[str]:
 
 
 def _is_text(path: Path) -> bool:
-    """Return whether this is a regular file that looks like text. A file that can't be read counts as text."""
+    """Return whether `path` is a regular file that looks like text. A file that can't be read counts as text."""
     try:
         if path.is_symlink() or not path.is_file():
             return False

@@ -45,7 +45,7 @@ class Environment:
         world_size: the number of processes.
         local_rank: the number of this process among the processes on its host, from 0.
         local_world_size: the number of processes on this host.
-        run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
+        run_id: the run of the job. A restart of the job changes the run. A restart of a worker does not change the run.
         sources: maps the name of each attribute to the names of the variables that gave its value.
         ignored: one sentence for each variable that was set but does not count.
     """
@@ -267,7 +267,7 @@ def _ask_xdist(values: Mapping[str, str], ignored: list[str]) -> _Answers:
 
 
 def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
-    """Return whether the PMIx server is Slurm's. Its namespaces are named slurm.pmix.JOB.STEP."""
+    """Return whether the PMIx server is Slurm's. The namespaces of Slurm's server are named slurm.pmix.JOB.STEP."""
     return values.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.") and bool(_ask_slurm(values, []))
 
 

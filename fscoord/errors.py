@@ -43,7 +43,7 @@ __all__ = [
 
 @contextmanager
 def needed_extra(user: str, module: str, extra: str) -> Iterator[None]:
-    """Context manager around an import of `module`. Its `ImportError` says that `user` needs `extra` installed.
+    """Context manager around an import of `module`. If the import fails, the error says that `user` needs `extra`.
 
     The ``name`` of the error is ``fscoord[extra]``.
     """
@@ -286,4 +286,4 @@ class RendezvousStateError(RendezvousError):
 
 
 class RendezvousGracefulExit(RendezvousError):
-    """The rendezvous closed while this node was a spare and waited for a place. The node can exit."""
+    """The rendezvous closed while this node waited as a spare, to replace a node of the job. The node can exit."""

@@ -6,10 +6,10 @@ The waiting thread itself reads the events of inotify and of a FIFO. No other mo
 bindings of inotify are not a documented API, so the package requires a range of versions. If the bindings fail, waiters
 poll.
 
-The bindings are in the module `inotify_c` of watchdog. Its import takes 30 to 40 ms of processor time. Nine tenths of
-this time are spent in modules of the standard library that `inotify_c` imports (ctypes, logging, dataclasses). To load
-`inotify_c` without its package would save little. It would also fail, because `dataclasses` looks up the module in
-`sys.modules`.
+The bindings are in the module `inotify_c` of watchdog. The import of `inotify_c` takes 30 to 40 ms of processor time.
+Nine tenths of this time are spent in modules of the standard library that `inotify_c` imports (ctypes, logging,
+dataclasses). To load `inotify_c` without its package would save little. It would also fail, because `dataclasses` looks
+up the module in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PROCESSES_MAX = 256
 def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     """Return a source of events of the file `path`: an `Inotify` or an `ObserverSource`.
 
-    If its attribute ``is_pollable`` is true, the waiting thread must call ``wait(seconds)`` of the source. Otherwise a
-    thread of the source calls `wake` after each event. ``close()`` ends the source.
+    If the attribute ``is_pollable`` of the source is true, the waiting thread must call ``wait(seconds)`` of the
+    source. Otherwise a thread of the source calls `wake` after each event. ``close()`` ends the source.
 
     Args:
         path: the file.
@@ -116,8 +116,9 @@ class PollableSource(ABC):
     def watch_process(self, pid: int) -> bool:
         """Watch process `pid`, so that `wait` also returns when the process ends.
 
-        The pidfd of the process is added to an epoll(7) instance, because that is possible while another thread waits.
-        If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
+        The method adds the pidfd of the process to an epoll(7) instance, because the kernel allows this addition while
+        another thread waits for the instance. If the process has ended already, `wait` returns at once, or
+        pidfd_open(2) fails.
 
         Returns:
             False if the process can't be watched. Possible reasons: the source is closed, it watches `PROCESSES_MAX`

@@ -59,7 +59,7 @@ for ever."""
 class WeakObjects(Generic[T]):
     """A set of weak references. Unlike `weakref.WeakSet`, it runs no Python function when an object is collected.
 
-    A signal handler could interrupt that function, and Python would drop the exception of the handler.
+    If a signal handler interrupted such a function with an exception, Python would drop the exception.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def recover_from_fork() -> None:
 
 
 def process_epoch() -> int:
-    """Return a number that changes with each fork: a child's number is higher. The call is faster than getpid(2).
+    """Return a number that is higher in a forked child than in its parent. The call is faster than getpid(2).
 
     In a child that has not been reset, the call runs all steps first.
     """

@@ -65,12 +65,12 @@ def in_one_chain(*steps: partial[Any]) -> list[Any]:
 
 
 def raise_if_foreign(error: BaseException, *libraries: str) -> None:
-    """Raise `error` again if a signal handler of the program raised it: rule 4 above.
+    """Raise `error` again if a signal handler of the program raised it (rule 4 in `interrupts`).
 
-    An ``except`` clause must call this function first if it catches an `OSError`, an `ImportError` or a `RuntimeError`,
-    and does not always raise it again. The function recognises an exception of a handler as follows. An `OSError` has
-    no error number. An `ImportError` has no name of a module. The traceback of a `RuntimeError` has a function outside
-    of this package and of `libraries`.
+    An ``except`` clause that catches an `OSError`, an `ImportError` or a `RuntimeError` must call this function first,
+    unless the clause always raises the error again. The function recognises an exception of a handler as follows. An
+    `OSError` has no error number. An `ImportError` has no name of a module. The traceback of a `RuntimeError` has a
+    function outside of this package and of `libraries`.
 
     Args:
         error: the exception.
@@ -89,9 +89,9 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
 
 
 class ignoring:  # noqa: N801 - used like `contextlib.suppress`
-    """Context manager that ignores errors of `kinds`, except the errors of signal handlers (rule 4 above).
+    """Context manager that ignores errors of `kinds`, except the errors of signal handlers (rule 4 in `interrupts`).
 
-    Don't use it as the first statement of a ``finally``: a ``with`` begins with a Python function (rule 3).
+    Don't use this class in the first statement of a ``finally``: the ``with`` begins with a Python function (rule 3).
     """
 
     def __init__(self, *kinds: type[Exception]) -> None:
@@ -118,7 +118,7 @@ def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:
 
 
 def raise_unless_absent(error: BaseException) -> None:
-    """Raise `error` again unless a list or a deque raised it for a missing item: rule 4 above.
+    """Raise `error` again unless a list or a deque raised it for a missing item (rule 4 in `interrupts`).
 
     An ``except`` clause that expects an `IndexError` from ``pop``, or a `ValueError` from ``remove``, must call this
     function first.
@@ -128,7 +128,7 @@ def raise_unless_absent(error: BaseException) -> None:
 
 
 def raise_unless_closed(error: BaseException) -> None:
-    """Raise `error` again unless a system call or a closed epoll raised it: rule 4 above.
+    """Raise `error` again unless a system call or a closed epoll raised it (rule 4 in `interrupts`).
 
     An ``except`` clause that expects a `ValueError` from an epoll must call this function first.
     """
@@ -159,7 +159,7 @@ class HelperThread(threading.Thread):  # the real `Thread`, even if a test repla
 
 
 class BareCall(Generic[T]):
-    """Calls `work` in a thread of its own, where no signal handler can interrupt it: rule 5 above.
+    """Calls `work` in a new thread, where no signal handler can interrupt the call (rule 5 in `interrupts`).
 
     Attributes:
         refusal: the error of the interpreter if it can't start a thread. Then `work` is not called.
@@ -262,11 +262,12 @@ _limit_s = [LIMIT_S]
 
 
 def import_uninterrupted(name: str) -> Any:
-    """Import the module `name` in a thread of its own (rule 5 above), and return the module.
+    """Import the module `name` in a new thread (rule 5 in `interrupts`), and return the module.
 
     Raises:
         ImportError: there is no such module, the module raised an exception, or its import waits for another import
-            that does not end. The ``name`` of the error is set, unlike that of an error of a signal handler.
+            that does not end. The attribute ``name`` of the error is set. An error that a signal handler raises has no
+            ``name``.
         OSError: a system call failed, for example because no descriptor is left.
     """
     found = sys.modules.get(name)
@@ -304,7 +305,7 @@ def _after_fork_in_child() -> None:
     """Abandon the unfinished imports of `import_uninterrupted` in a forked child.
 
     Shorten the time limit of imports if another thread of the parent was importing a module or held the global import
-    lock, because imports of the child may wait for this thread for ever.
+    lock. An import in the child may wait for ever for that thread, which the child does not have.
     """
     me = threading.get_ident()
     gone = _importing.keys() - {me}

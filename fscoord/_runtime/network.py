@@ -45,7 +45,7 @@ def is_this_host(name: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now. Another process may bind it before the caller does."""
+    """Return a TCP port that is free now. Another process may bind the port before the caller binds it."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         port: int = server.getsockname()[1]

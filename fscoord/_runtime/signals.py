@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fscoord._runtime import system
 
 RESEND_AFTER_S = 0.01
-"""The delay, in seconds, before a lost signal is sent again. This is repeated until the signal arrives."""
+"""The delay, in seconds, before a lost signal is sent again. The signal is sent repeatedly until it arrives."""
 
 
 class Terminated(SystemExit):
@@ -35,9 +35,9 @@ class Terminated(SystemExit):
 def resend_lost_signals() -> Iterator[None]:
     """Context manager that sends a Ctrl-C or a termination signal again if Python drops the exception of its handler.
 
-    A signal handler may run during a callback of a weak reference, a ``__del__`` or a finalizer. If it raises an
-    exception there, Python passes the exception to `sys.unraisablehook` and continues. This is not rare, because each
-    import ends with a callback (``_get_module_lock`` in importlib).
+    A signal handler may run during a callback of a weak reference, a ``__del__`` or a finalizer. If the handler raises
+    an exception there, Python passes the exception to `sys.unraisablehook` and continues. Such a loss happens often,
+    because each import ends with a callback (``_get_module_lock`` in importlib).
     """
     before = sys.unraisablehook
 
@@ -120,7 +120,7 @@ def defer_signals() -> Iterator[None]:
 def ignore_signals() -> None:
     """Ignore Ctrl-C, SIGTERM and SIGHUP from now on. Programs that this process starts also ignore them.
 
-    Call it only in a program that ends when its parent process ends.
+    Call this function only in a program that ends when its parent process ends.
     """
     for number in (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")):
         if number is not None:
@@ -128,7 +128,7 @@ def ignore_signals() -> None:
 
 
 def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> AbstractContextManager[None]:
-    """Return a context manager in which the signals `names` only call `call`, with the signal number.
+    """Return a context manager in which each signal of `names` calls `call` with its number, and has no other effect.
 
     `call` runs in the main thread, at any point of the body. A signal that the process ignores stays ignored. Outside
     the main thread, the context manager does nothing.

@@ -94,7 +94,7 @@ def is_fake_fs() -> bool:
 
 
 fake_fs_mutex = threading.RLock()
-"""Held during all file operations on a fake file system, because pyfakefs is not thread-safe.
+"""A thread holds this mutex during each file operation on a fake file system, because pyfakefs is not thread-safe.
 
 Since Python 3.13, while one thread is in a call of pyfakefs, the calls of all other threads reach the real ``os``. The
 real ``os`` would apply the descriptor numbers of fake files to real files.
@@ -234,7 +234,7 @@ _close = os.close
 """The real close(2), even if a test replaces `os`."""
 _descriptors: WeakObjects[Descriptors] = WeakObjects()
 loose = Descriptors()
-"""The descriptors without an owner. Any thread may change this set at any time."""
+"""The open descriptors that belong to no object. Any thread may change this set at any time."""
 
 
 opens_under_way: dict[int, str] = {}
@@ -282,7 +282,7 @@ def forget_descriptors() -> None:
 
 
 def duplicate(fd: int, owned_fds: set[int]) -> int:
-    """Duplicate `fd` (dup(2)), and add the new descriptor to `owned_fds` in the same chain of C calls. Return it."""
+    """Duplicate `fd` (dup(2)), and return the new descriptor. The same chain of C calls adds it to `owned_fds`."""
     opened: list[int] = []
     in_one_chain(functools.partial(opened.extend, map(os.dup, (fd,))), functools.partial(owned_fds.update, opened))
     return opened[0]
@@ -462,8 +462,8 @@ def drop_cached_pages(fd: int) -> None:
 def readiness(fd: int, *, writing: bool = False) -> Callable[[float], Any]:
     """Return a function that waits until `fd` is ready to be read, or with `writing` to be written.
 
-    The argument of the function is the longest wait in milliseconds. Its result is true if `fd` is ready or closed. If
-    it is closed, the next read or write raises the error.
+    The argument of the function is the longest wait in milliseconds. Its result is true if `fd` is ready or closed. On
+    a closed `fd`, the next read or write raises the error.
     """
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -512,8 +512,9 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     """Close `descriptors` as soon as `owner` is collected.
 
     `weakref.finalize` is written in Python. If a signal handler interrupted it with an exception, the descriptors would
-    stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). The callback makes all
-    calls of an iterator: `next` searches `filter(None, calls)` for a true result, and no call returns a true result.
+    stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). The callback applies
+    `next` to `filter(None, calls)`. The results of all calls are false, so `next` makes every call in its search for a
+    true result.
     """
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
         weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
@@ -553,8 +554,9 @@ SLEEP_MAX_S: Final = 1.0
 class AutoResetEvent:
     """An event that wakes one waiting thread and is reset when the thread wakes.
 
-    It consists of a single lock without an owner. `threading.Event` would not do, because it guards its state by a
-    second lock. If a signal interrupted the thread that holds this lock, a handler that uses the event would deadlock.
+    The event is a single lock, which any thread may release. `threading.Event` is unsafe here, because a second lock
+    guards its state. If a signal interrupted the thread that holds the second lock, a signal handler that uses the
+    event would deadlock.
     """
 
     def __init__(self) -> None:
@@ -618,9 +620,10 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
 
 
 def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
-    """Like `try_thread`, for a `call` that blocks in the kernel. Return an error under gevent or eventlet.
+    """Do as `try_thread`, for a `call` that blocks in the kernel. Return an error under gevent or eventlet.
 
-    If one green thread of gevent or eventlet blocks in the kernel, all of them are blocked. So the caller must poll.
+    If one green thread of gevent or eventlet blocks in the kernel, all green threads are blocked. So a caller that gets
+    the error must poll.
     """
     if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
         return RuntimeError("a green thread must not block in the kernel")

@@ -39,7 +39,7 @@ class Awaited(NamedTuple):
 
 
 class ShownWait(NamedTuple):
-    """The longest wait of one session, as a store shows it to other processes.
+    """The longest wait of one session (one open handle of the store), as the store shows the wait to other processes.
 
     Attributes:
         kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``. It is ``key`` or ``queue``

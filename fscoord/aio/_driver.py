@@ -106,7 +106,7 @@ class StoreDriver:
 
 
 def _close_amid(store: Store, error: BaseException | None) -> None:
-    """Close `store` in this thread. Meanwhile, `error` is the current exception of this thread, as it is of the task.
+    """Close `store` in this thread. During the call, `error` is the thread's current exception, as it is the task's.
 
     `FileStore.close` reads `sys.exc_info` to find out whether the store is closed because of an error.
     """
@@ -253,7 +253,7 @@ def overriding(
 
 
 def bound(do: Any, arguments: tuple[Any, ...], named: dict[str, Any], *hidden: Any) -> Callable[[], Any]:
-    """Bind `hidden` and the arguments to `do`. Copy arguments that other tasks may change before the call ends."""
+    """Return a function that calls `do` with `hidden` and the arguments. Copy arguments that other tasks may change."""
     kept = {name: _copied(value) for name, value in named.items()}
     return partial(do, *hidden, *map(_copied, arguments), **kept)
 

@@ -1,9 +1,9 @@
 """`CallExecutor` makes blocking calls in threads for the tasks of a loop. It also runs waits, and generators of waits.
 
-Any call may block, for a server or for the log's lock while another process holds it. So all calls are made in threads,
-unless the store only uses memory. A call of a store on a local file system usually takes microseconds. A thread takes
-longer than that to wake the loop. So for such a store, the loop first blocks until the call is over, for at most a
-millisecond.
+Any call may block: the call may wait for a server, or for the log's lock that another process holds. So all calls are
+made in threads, unless the store only uses memory. A call of a store on a local file system usually takes microseconds,
+less time than a thread needs to wake the loop. So for such a store, the loop first blocks until the call is over, for
+at most a millisecond.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class CallExecutor:
         return call.result()
 
     async def complete(self, function: Callable[[], T]) -> PendingCall[T]:
-        """Call `function` in a thread, wait until the call is over, and return it.
+        """Call `function` in a thread, wait until the call is over, and return the call.
 
         If the task that awaits this method is cancelled meanwhile, the result records the cancellation.
         """

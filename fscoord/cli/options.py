@@ -308,15 +308,15 @@ it finds."""
 with_store_to_read: Final = _with_store(partial(_open, looks_only=True))
 """Opens a file store for reading only, so a mistyped path creates no store."""
 with_store_to_watch: Final = _with_store(partial(_open, looks_only=True), WITHOUT_LIMIT)
-"""As `with_store_to_read`, for a verb that waits without limit unless --timeout is given."""
+"""Opens a store as `with_store_to_read` does, for a verb that waits without limit unless --timeout is given."""
 
 
 def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, or with the option --read-only as `with_store_to_read`.
+    """Open the store as `with_store` does, or with the option --read-only as `with_store_to_read` does.
 
     A verb that waits for a value opens the store for writing: it creates a missing store, and registers its wait so
-    that writers wake it. If the file can't be opened for writing, the verb fails and does not open it for reading. A
-    file of another user is such a case, and a script must read such a file only if the user has given --read-only.
+    that writers wake it. If the file can't be opened for writing, the verb fails and does not open it for reading. For
+    example, the file may belong to another user. A script must read such a file only if its user has given --read-only.
     """
     read_only = click.option(
         "--read-only",

@@ -116,14 +116,14 @@ def telling_if_slow(
 ) -> Iterator[Callable[[], None]]:
     """Log `words`. If the body of the ``with`` takes longer than `NOTE_AFTER_S` seconds, print a note on the terminal.
 
-    If -v was given, the note goes to the log and not to the terminal. Without `more`, such a note would repeat `words`,
-    so it is left out. The ``with`` yields a function. A call of this function prevents the note.
+    With -v, the note goes to the log and not to the terminal. With -v and without `more` there is no note, because it
+    would repeat `words`. The ``with`` yields a function. A call of this function prevents the note.
 
     Args:
         log: the logger of the verb.
         words: the purpose and the limit of the wait.
-        more: returns the reason of the wait, such as the holders of a lock, or an empty text. This function may use
-            the store.
+        more: returns the reason of the wait, such as the holders of a lock, or an empty text. This function may use the
+            store.
     """
     is_over = False
 

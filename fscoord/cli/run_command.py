@@ -171,7 +171,7 @@ def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, comm
 
 
 def holders_text(store: Store, hold: Exclusive) -> str:
-    """Return a clause with the first holders of `hold`, their states, and the number of the other waiters."""
+    """Return a clause with the first holders of `hold`, their states, and the number of waiters besides the caller."""
     holders, waiting = hold.holders(), len(hold.waiters()) - 1
     members = {member.number: member for member in store.members()}
     stopped = store._stopped_sessions([holder.session for holder in holders])

@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 class Keys:
-    """The settings that keys change: the order of the rows (one of `ORDERS`), the pause, and the end."""
+    """The state that the pressed keys control: the order of the rows (one of `ORDERS`), the pause, and the end."""
 
     def __init__(self) -> None:
         self.order = ORDERS[0]

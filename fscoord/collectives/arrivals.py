@@ -106,7 +106,7 @@ def _clock(what: str, when: float | None) -> str:
 
 
 class Attempt(NamedTuple):
-    """The checked arguments of one rank's call. `start` is when the call began. All times are in seconds."""
+    """The checked arguments of one rank's call. `start` is the time when the call began. All times are in seconds."""
 
     prefix: bytes
     rank: int

@@ -1,7 +1,8 @@
 """`TreeCall`: one call of a barrier of many nodes, whose ranks arrive in the store of their group.
 
-The first rank of each group represents the group. It waits until the ranks of the group have arrived, meets the
-representatives of the other groups in a further store, the root, and then releases its group.
+The first rank of each group represents the group. This representative waits until the ranks of the group have arrived,
+and meets the representatives of the other groups in a further store, the root. Then the representative releases its
+group.
 
 The groups and the root may use one store, because these keys of the barrier ``K`` are all different:
 

@@ -185,8 +185,8 @@ class Agent:
     def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
         """Append records under the lock for `seconds`, as a store does: read to the end, then append the next number.
 
-        The time begins when the file has a record of another writer, or after 5 s. It is extended by up to 5 s until
-        the two writers have alternated a few times.
+        The period of `seconds` begins when the file has a record of another writer, but after 5 s at the latest. The
+        period is extended by up to 5 s, until the two writers have alternated a few times.
 
         Returns:
             ``written``, the number of records that this agent appended; ``met``, whether there was another writer;
@@ -347,7 +347,7 @@ def _median(call: Callable[[], object], seconds: float) -> float:
 
 
 def pause_until_end(seconds: float, fd: int = 0) -> bool:
-    """Sleep for `seconds`, or until all writers of the pipe `fd` have closed it. Return whether they have.
+    """Sleep for `seconds`, or until all writers of the pipe `fd` have closed it. Return whether the pipe was closed.
 
     A plain sleep would go on after the caller's process has ended, for example by Ctrl-C.
     """

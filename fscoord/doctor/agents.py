@@ -27,7 +27,7 @@ class FailedError(FscoordError):
 
 
 class StuckError(FscoordError):
-    """An operation did not return in time; the kernel may block its process for ever."""
+    """An operation did not return in time. The kernel may block the process of the operation for ever."""
 
 
 class LostError(FscoordError):
@@ -56,7 +56,7 @@ class AgentProtocol(Protocol):
         """
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        """Start the operation `act`, wait for its result, and return it. Raises as `finish` does."""
+        """Start the operation `act`, wait for its result, and return the result. Raise the errors of `finish`."""
         self.begin(act, limit, **arguments)
         return self.finish()
 

@@ -28,7 +28,7 @@ BROKEN_OFF: Final = "the examination was broken off by the instance that coordin
 ACTS: Final = frozenset(
     "lock unlock block time_lock tally append look watch watched claim race answer count speed".split()
 )
-"""The operations that an instance performs for another."""
+"""The operations that an instance performs for another instance."""
 
 
 class BrokenOffError(LostError):

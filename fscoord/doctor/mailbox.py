@@ -191,7 +191,7 @@ class Mailbox:
     def _touch(self) -> None:
         """Create and remove a file, so that the NFS client requests the next listing from the server.
 
-        Once a second the coordinator creates a new ``beat`` instead, which is its heartbeat.
+        Once a second the coordinator instead creates a new file ``beat``, its heartbeat.
         """
         now = system.time.monotonic()
         if self.is_coordinator and now - self._last_beat >= BEAT_S:

@@ -125,7 +125,7 @@ def _failures(findings: Findings) -> list[str]:
 
 
 def _is_testable(facts: dict[str, Any]) -> bool:
-    """Return whether only a test shows if the mount is fit, because the mount table lacks the decisive option."""
+    """Return whether the mount table lacks the option that decides if the mount is fit. Then only a test can tell."""
     return bool(facts["kind"] == "fuse.glusterfs")
 
 

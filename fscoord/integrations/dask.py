@@ -147,12 +147,12 @@ class FscoordBackend(registry.Backend):
         return await backend.get_listener(loc, handle_comm, deserialize, **connection_args)
 
     def get_address_host(self, loc: str) -> str:
-        """Wait for a scheduler as `scheduler_address` does, and return its host."""
+        """Wait for a scheduler as `scheduler_address` does, and return the scheduler's host."""
         host: str = addressing.get_address_host(scheduler_address(_store_url(loc)))
         return host
 
     def get_address_host_port(self, loc: str) -> tuple[str, int]:
-        """Wait for a scheduler as `scheduler_address` does, and return its host and port."""
+        """Wait for a scheduler as `scheduler_address` does, and return the scheduler's host and port."""
         host, port = addressing.get_address_host_port(scheduler_address(_store_url(loc)))
         return host, port
 

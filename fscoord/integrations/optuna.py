@@ -240,7 +240,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     def load_snapshot(self) -> bytes | None:
         """Return the last snapshot; None if there is none, or if another version of Optuna or Python has saved it.
 
-        Optuna could fail to load the pickle of another version. If it gets None, Optuna reads the whole journal.
+        Optuna could fail to load the pickle of another version. If the result is None, Optuna reads the whole journal.
         """
         tag = _snapshot_tag()
         value = self._view.get(SNAPSHOT, default=b"") if self._has_snapshots else b""

@@ -43,7 +43,7 @@ CHANGES: Final = "tooz/changes/"
 """The prefix of the locks that a process holds while it creates, joins or deletes a group."""
 
 HEARTBEAT_S: Final = 10.0
-"""How many seconds `FscoordDriver.heartbeat` asks the caller to wait. Nothing depends on it."""
+"""How many seconds `FscoordDriver.heartbeat` asks the caller to wait. The driver needs no heartbeats."""
 
 
 class FscoordLock(locking.Lock):

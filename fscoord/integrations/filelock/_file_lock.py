@@ -21,8 +21,9 @@ EXIT_PAUSES_S: Final = (0.001, 0.004, 0.016, 0.064)
 class TurnHolder(filelock.UnixFileLock):
     """The common part of `FsFileLock` and `AsyncFsFileLock`: keeps the `Turn` of the first lock for each hold.
 
-    filelock calls `_acquire` again and again until the second lock is acquired. It calls `_release` to release the
-    second lock. Both calls may come from any thread.
+    The lock in the store is the first lock. filelock's own lock on the lock file is the second lock. filelock calls
+    `_acquire` again and again until the second lock is acquired, and calls `_release` to release the second lock. Both
+    calls may come from any thread.
     """
 
     _store: Store | None
@@ -32,7 +33,7 @@ class TurnHolder(filelock.UnixFileLock):
     _turns: dict[int, Turn]  # by the descriptor of filelock's lock
 
     def _turn(self, timeout: float | None, blocking: bool | None) -> tuple[Turn, float]:
-        """Return a new turn, and how long to wait for it, in seconds."""
+        """Return a new `Turn` (an acquisition of the store's lock), and how many seconds to wait for it."""
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
         limit = 0.0 if not blocking else math.inf if timeout < 0 else timeout

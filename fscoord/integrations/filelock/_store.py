@@ -26,7 +26,7 @@ _stores: weakref.WeakValueDictionary[str, FileStore] = weakref.WeakValueDictiona
 
 
 class Turn(Lock):
-    """One acquisition of the first lock.
+    """One acquisition of the first lock, the lock in the store.
 
     Args:
         store: the store.
