@@ -38,7 +38,10 @@ def _is_text(path: Path) -> bool:
 
 
 def work(store: Store, directory: str, rank: int, world_size: int, *, kill: bool) -> None:
-    """Do this rank's share. With `kill` the last rank dies while it has a file, and the others do its work."""
+    """Count words as rank `rank`, until all files are counted.
+
+    With `kill`, the last rank dies while it has a file. Then another rank counts this file.
+    """
     files: list[str] = json.loads(store.get("files"))
     queue = Queue(store, "work")
     held = queue.take() if kill and rank == world_size - 1 else None

@@ -119,9 +119,9 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         dead_ranks: the missing ranks that are known dead, as text. The other missing ranks are late.
         holder: the process that held the log lock at the deadline, as ``host:pid``. None: the lock was not the reason.
         waited: the time waited, in seconds.
-        maybe_applied: whether a write that timed out may still take effect. It is always False unless several hosts
-            share the log. On such a log one process of a host writes for the other processes of this host, and it may
-            stall.
+        maybe_applied: whether a write that timed out may still take effect. The attribute is always False unless
+            several hosts share the log. On such a log one process of a host writes for the other processes of the host.
+            This writer may stall.
     """
 
     def __init__(

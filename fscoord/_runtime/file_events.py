@@ -111,7 +111,10 @@ class PollableSource(ABC):
 
     @abstractmethod
     def _include_pidfds(self) -> None:
-        """Make `wait` also wait for the epoll of the pidfds. Two threads may call this method at the same time."""
+        """Make `wait` also wait for the epoll instance of the pidfds.
+
+        Two threads may call this method at the same time.
+        """
 
     def watch_process(self, pid: int) -> bool:
         """Watch process `pid`, so that `wait` also returns when the process ends.
@@ -188,7 +191,10 @@ class PollableSource(ABC):
         return count
 
     def interrupt(self) -> None:
-        """Wake at least one thread that is in `wait`. If there is none, the next call of `wait` returns at once."""
+        """Wake at least one thread that is in `wait`.
+
+        If no thread is in `wait`, the next call of `wait` returns at once.
+        """
         if not self.is_closed:
             system.os.eventfd_write(self._interruptions, 1)
 

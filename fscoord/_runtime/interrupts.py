@@ -140,8 +140,8 @@ def raise_unless_closed(error: BaseException) -> None:
 
 
 LIMIT_S: Final = 60.0
-"""The time limit of an import, in seconds. A longer import is treated as a deadlock, in which a signal handler has
-interrupted an import and imports the same module."""
+"""The time limit of an import, in seconds. A longer import counts as a deadlock: a signal handler has interrupted an
+import, and now waits for an import of the same module."""
 
 CHILD_LIMIT_S: Final = 1.0
 """The time limit of an import in a forked child, in seconds, if other threads of the parent were importing modules
@@ -155,7 +155,7 @@ _importlib: Any = sys.modules["_frozen_importlib"]
 
 
 class HelperThread(threading.Thread):  # the real `Thread`, even if a test replaces `threading`
-    """The class of all threads that this package starts. It distinguishes them from the threads of the program."""
+    """The class of all threads that this package starts, as opposed to the threads of the program."""
 
 
 class BareCall(Generic[T]):

@@ -100,7 +100,7 @@ def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Abstra
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Context manager that defers each signal with a Python handler to the end of the body. The body must be short.
+    """Context manager that defers signals to the end of its body, if they have Python handlers. The body must be short.
 
     The signal handlers are replaced. The signals are not blocked in the kernel, because a process that the body starts
     would inherit the blocked signals. A signal without a Python handler is not deferred: it is ignored, or it ends this

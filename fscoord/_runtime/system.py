@@ -208,10 +208,10 @@ def aligned_memory(size: int) -> mmap.mmap:
 
 
 class Descriptors(set[int]):
-    """The set of the open descriptors of one owner. A forked child closes them.
+    """The set of the open descriptors of one object. A forked child closes these descriptors.
 
-    Add a number in the chain of C calls that opens it (rule 1 in `interrupts`). Remove a number before closing it: the
-    next open(2) in any thread may return the same number.
+    Add a number in the chain of C calls that opens the descriptor (rule 1 in `interrupts`). Remove a number before
+    closing it: the next open(2) in any thread may return the same number.
     """
 
     def __init__(self) -> None:
@@ -505,7 +505,8 @@ def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
 
 
 _closers: dict[int, weakref.ref[Any]] = {}
-"""{id of a `Descriptors`: weak reference to its owner}. The callback of the reference closes the descriptors."""
+"""{id of a `Descriptors`: weak reference to the object that uses them}. The callback of the reference closes the
+descriptors."""
 
 
 def close_when_collected(owner: object, descriptors: Descriptors) -> None:
@@ -590,7 +591,7 @@ exiting: list[int] = []
 """The id of this process, once the process is known to be exiting; before, the list is empty."""
 
 EXIT_MAX_S: Final = 60.0
-"""How long a daemon thread sleeps at exit, in seconds; see `is_ended_by_exit`. The sleep has an end, because an exit
+"""How long a daemon thread sleeps at exit, in seconds; see `is_ended_by_exit`. The sleep is limited, because an exit
 handler of the program may join the thread."""
 
 
@@ -634,8 +635,8 @@ def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
     """Return the error of an operation that can't start the thread `name`. `refusal` is the interpreter's error.
 
     Since Python 3.12, the interpreter starts no threads at exit, even before it calls the first exit function. So at
-    exit this function sleeps, as `is_ended_by_exit` describes. Its callers may hold mutexes of this package, but none
-    that an exit function of this package needs.
+    exit this function sleeps, as `is_ended_by_exit` describes. A caller of this function may hold mutexes of this
+    package, except a mutex that an exit function of this package needs.
     """
     if str(refusal).endswith("at interpreter shutdown"):
         exiting.append(os.getpid())

@@ -139,7 +139,7 @@ class Recorder:
             self.flush()
 
     def end_later(self, span: Span, outcome: str) -> None:
-        """End `span`, but don't write it now. Use it while a lock is held for which other processes wait."""
+        """End `span` without a write to the file. Use this method while a lock is held for which other processes wait."""
         if self._open.pop(span[NUMBER], None) is span:
             span[END], span[OUTCOME] = system.time.monotonic_ns(), outcome
             self._pending.append(span)
@@ -154,7 +154,7 @@ class Recorder:
         self.end(self.begin(kind, name, place, rank, *facts), "done")
 
     def before_sleep(self, span: Span, seconds: float) -> None:
-        """Write the open spans before a long sleep, so that they are not lost if the process is killed during it.
+        """Write the open spans before a long sleep, so that a kill of the process during the sleep does not lose them.
 
         Args:
             span: the span of the wait that is going to sleep.
@@ -273,7 +273,7 @@ class Recorder:
         return self._encode(facts) + "\n"
 
     def _line(self, spans: list[Span]) -> str:
-        """Return one line of JSON for `spans`. Encoding them together takes half the time of encoding each one."""
+        """Return one line of JSON for `spans`. To encode all spans at once takes half the time of encoding each span."""
         try:
             return self._encode(spans) + "\n"
         except (TypeError, ValueError):  # a fact of a foreign type, such as a rank of numpy

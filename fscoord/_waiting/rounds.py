@@ -43,7 +43,7 @@ LAST: Final = b"/last_member"
 
 
 class Verdict(NamedTuple):
-    """The end of a broken round. `came`: the ranks that had arrived. `dead`: the ranks that died before they arrived."""
+    """The end of a broken round. `came`: the ranks that had arrived. `dead`: ranks that died before they arrived."""
 
     came: frozenset[int]
     dead: list[int]

@@ -52,7 +52,7 @@ class ShownWaits:
         self._changes = 0
 
     def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
-        """Publish the wait of `slow_logger`, unless it is published already.
+        """Publish the wait of `slow_logger`, unless this wait is published already.
 
         Args:
             slow_logger: the logger of the wait.

@@ -101,7 +101,7 @@ class SlowWaitLogger:
         return now >= self.started + SHOW_S
 
     def next_due(self, now: float) -> float:
-        """Set `due` to the next time after `now` at which the store must show the wait or log a warning. Return it."""
+        """Set and return `due`, the next time after `now` at which the store must show the wait or log a warning."""
         is_next_shown = self.shown is not None
         self.due = self._next if is_next_shown else min(self._next, max(now, self.started) + SHOW_S)
         return self.due

@@ -127,7 +127,8 @@ new_tuple: Final = tuple.__new__
 Request = WaitRequest | ArrivalRequest
 
 WaitSteps = Generator[Request, Any, T]
-"""A generator that yields requests and returns a `T`. The driver sends each answer into it, or throws an error."""
+"""A generator that yields requests and returns a `T`. The driver sends each answer into the generator, or throws an
+error into it."""
 
 
 class NotYet:

@@ -16,7 +16,7 @@ LONGEST_S: Final = 86400.0
 
 
 class AsyncioWaker:
-    """Wakes the task that sleeps in `sleep`. Any thread may call `set`. Threads use `system.AutoResetEvent` instead."""
+    """Wakes the task that sleeps in `sleep`. Any thread may call `set`. A waiting thread has a `system.AutoResetEvent`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -54,7 +54,7 @@ class AsyncioWaker:
 
 
 class AsyncioBackend(WaitBackend):
-    """The wait backend for the tasks of `loop`. The loop receives file events for all of them."""
+    """The wait backend for the tasks of `loop`. The loop receives file events for all these tasks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -22,8 +22,8 @@ from fscoord._waiting.wait import NotYet, Request, Wait, WaitSteps, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon, finish
 
 CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
-"""If `CallExecutor.run` raises one of these, the call was certainly made. After any other exception, for example
-`KeyboardInterrupt`, the call may not have been made."""
+"""If `CallExecutor.run` raises one of these exceptions, the call was certainly made. After any other exception, for
+example `KeyboardInterrupt`, the call may not have been made."""
 
 IDLE_S: Final = 1.0
 """How many seconds a thread waits for another call before it ends."""
@@ -99,7 +99,10 @@ class CallExecutor:
         _all.add(self)
 
     def begin(self) -> None:
-        """Reset to a state without threads and calls. A forked child calls this, because threads do not survive."""
+        """Reset to a state without threads and calls.
+
+        A forked child calls this method, because fork(2) copies no other thread.
+        """
         self._mutex = system.threading.Lock()  # guards the three attributes below
         self._calls: deque[PendingCall[Any]] = deque()
         self._threads = 0
@@ -245,7 +248,7 @@ class CallExecutor:
                 raise system.thread_refused("fscoord-aio", thread)
 
     def _withdraw(self, call: PendingCall[Any]) -> bool:
-        """Remove `call` from the queue of calls. Return False if a thread has already taken it."""
+        """Remove `call` from the queue of calls. Return False if a thread has already taken `call`."""
         with self._mutex:
             try:
                 self._calls.remove(call)

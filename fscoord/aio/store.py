@@ -171,7 +171,7 @@ def driver_of(store: object) -> StoreDriver:
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):
-    """Opens a store when it is awaited. As an asynchronous context manager, it also closes the store at the end."""
+    """An awaitable that opens a store. As an asynchronous context manager, it also closes the store at the end."""
 
     def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
         self._opening = opening
@@ -180,15 +180,15 @@ class Opening(Coroutine[Any, Any, AsyncStore]):
         return self._opening.__await__()
 
     def send(self, value: Any) -> Any:
-        """See `collections.abc.Coroutine`; a task calls it."""
+        """See `collections.abc.Coroutine`. A task calls this method."""
         return self._opening.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """See `collections.abc.Coroutine`; a task calls it."""
+        """See `collections.abc.Coroutine`. A task calls this method."""
         return self._opening.throw(*error)
 
     def close(self) -> None:
-        """See `collections.abc.Coroutine`; a task calls it."""
+        """See `collections.abc.Coroutine`. A task calls this method."""
         self._opening.close()
 
     async def __aenter__(self) -> AsyncStore:

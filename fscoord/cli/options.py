@@ -43,9 +43,9 @@ _READ_ONLY = "fscoord.read_only"
 
 
 class DirectoryPath(click.Path):
-    """The type of a directory argument. click does not stat it, because stat(2) hangs on a mount whose server is gone.
+    """The type of a directory argument. click does not stat the directory, because stat(2) hangs if the server is gone.
 
-    So click does not detect a missing directory. The verb raises an `OSError` for it.
+    So click does not detect a missing directory. The verb raises an `OSError` for a missing directory.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -329,7 +329,7 @@ def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[
 
 
 def content(value: bytes) -> bytes:
-    """Return `value`, or the contents of standard input if it is ``-``."""
+    """Return `value`, or the contents of standard input if `value` is ``-``."""
     if value != b"-":
         return value
     if sys.stdin is None:

@@ -179,7 +179,7 @@ def say(words: str) -> None:
 
 
 def write_error(text: str) -> None:
-    """Write `text` to standard error. Ignore a failure: then the exit code alone shows the error."""
+    """Write `text` to standard error. Ignore a failed write, because the exit code also shows the error."""
     if sys.stderr is None:
         return
     try:

@@ -34,7 +34,7 @@ VERBATIM = {"allow_interspersed_args": False}
 
 
 HOLDERS_SHOWN: Final = 4
-"""How many holders a note about a wait names. The others are counted."""
+"""How many holders a note about a wait names. The note counts the other holders."""
 
 
 class Command(NamedTuple):
@@ -51,7 +51,10 @@ class Command(NamedTuple):
     leaves_rest: bool
 
     def run(self, environment: dict[str, str], check: Callable[[], object], **options: Any) -> Ending:
-        """Call `run_held`. With the `Console`, a slow reader of standard error can't block the checks of the hold."""
+        """Run the command by `run_held`.
+
+        The `Console` keeps a slow reader of standard error from blocking the checks of the hold.
+        """
         with Console() as console, redirect_stderr(console.error_text()):
             return run_held(self.words, environment, check, grace=self.grace, leaves_rest=self.leaves_rest, **options)
 

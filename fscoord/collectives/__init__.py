@@ -101,8 +101,8 @@ def barrier(
     """Wait until `world_size` callers have called this function with `key_prefix`.
 
     With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new process, counts
-    once. A rank whose call timed out may call again. It passes even if the other ranks have already passed. Without
-    `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
+    once. A rank whose call timed out may call again. Such a rank passes even if the other ranks have already passed.
+    Without `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
 
     On a `~fscoord.FileStore`, a rank records its arrival in one transaction, and then waits. If the file is on a local
     file system, a rank without `fail_fast` arrives without the log's lock, in a shared-memory slot beside the file. On
@@ -123,7 +123,8 @@ def barrier(
         fail_fast: with `rank`, raise as soon as a rank that has not arrived is known dead (see `Store.dead_ranks`). All
             ranks that have arrived raise, with the same lists of ranks. A new round of the barrier then begins, so all
             ranks, including a restarted rank, may call again. Either all callers of a barrier give `fail_fast`, or no
-            caller does. It has no effect on a store that can't detect dead sessions (see `Store.has_liveness`).
+            caller does. On a store that can't detect dead sessions (see `Store.has_liveness`), `fail_fast` has no
+            effect.
 
     Raises:
         StoreTimeoutError: some callers did not arrive. The message has the rank, the key prefix, the world size, the

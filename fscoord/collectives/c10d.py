@@ -100,7 +100,8 @@ def barrier(
 
     Raises:
         StoreTimeoutError: the wait timed out and `rank` is given. On rank 0 the error names the missing ranks. On any
-            other rank it refers to rank 0. If rank 0 does not answer, the other rank raises the store's own error.
+            other rank the error refers to rank 0. If rank 0 does not answer, the other rank raises the store's own
+            error.
     """
     needed_store(store, *CALLED)
     world_size = check_positive("world_size", world_size)

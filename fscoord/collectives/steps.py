@@ -280,7 +280,7 @@ def _give(store: Store, key: bytes, content: bytes) -> bool:
     """Set `key` to `content`. Return False if the key already has this value.
 
     Raises:
-        UsedBeforeError: the key has another value. It is unchanged, because another rank may have read it.
+        UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
     found = store.get(key, default=None)
     if found is None:

@@ -94,7 +94,7 @@ class Agent:
         }
 
     def lock(self, name: str, kind: str, shared: bool = False) -> bool:
-        """Try to lock the file `name`, without waiting. Return whether that succeeded."""
+        """Try to lock the file `name`, without waiting. Return whether this agent has acquired the lock."""
         return self.file(name).take(kind, shared=shared)
 
     def unlock(self, name: str, kind: str, shared: bool = False) -> None:

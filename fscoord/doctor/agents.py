@@ -18,7 +18,10 @@ PIECE: Final = 1 << 16
 
 
 class FailedError(FscoordError):
-    """An operation of an agent raised an exception. `kind` is the name of its class. `errno` is its errno, or None."""
+    """An operation of an agent raised an exception.
+
+    `kind` is the name of the exception's class. `errno` is the exception's error number, or None.
+    """
 
     def __init__(self, message: str, *, errno: int | None = None, kind: str = "") -> None:
         super().__init__(message)

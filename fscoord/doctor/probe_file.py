@@ -108,7 +108,7 @@ class ProbeFile:
         return self._locks[kind, shared]
 
     def take(self, kind: str, *, shared: bool = False) -> bool:
-        """Try to acquire the lock, without waiting. Return whether that succeeded."""
+        """Try to acquire the lock, without waiting. Return whether the lock was acquired."""
         lock = self.lock(kind, shared=shared)
         try:
             lock.try_lock()

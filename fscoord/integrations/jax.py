@@ -60,7 +60,9 @@ def initialize(
     restart_timeout: Timeout = RESTART_TIMEOUT_S,
     **options: Any,
 ) -> None:
-    """Call ``jax.distributed.initialize`` with the address of rank 0 from the store. All processes must call this.
+    """Call ``jax.distributed.initialize`` with the address of rank 0 from the store.
+
+    All processes must call this function.
 
     Rank 0 picks a free port and publishes its address for this run and this restart of the workers, so that no process
     reads an older address. When all processes have arrived, each process calls JAX in a thread. If another process dies
@@ -111,7 +113,10 @@ def initialize(
 
 @contextmanager
 def _kept_open(store_or_url: Store | str | system.os.PathLike[str] | None) -> Iterator[Store]:
-    """Yield the store, and open it first if it is an address. An opened store stays open unless the ``with`` raises."""
+    """Yield the store. If the argument is an address, open the store first.
+
+    A store that this function opens stays open unless the ``with`` raises.
+    """
     if isinstance(store_or_url, Store):
         yield store_or_url
         return
@@ -135,7 +140,7 @@ def _address(info: RendezvousInfo) -> str:
 def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -> None:
     """Run `call` in a thread, and wait for its end.
 
-    Every process of the job calls this function. If one of the others dies in its call, raise `RendezvousError`.
+    Every process of the job calls this function. If another process dies in its call, raise `RendezvousError`.
     """
     if not store.has_liveness or info.world_size == 1:
         call()

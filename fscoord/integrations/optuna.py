@@ -174,7 +174,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         self.close()
 
     def close(self) -> None:
-        """Close the store, unless the constructor was given an open one."""
+        """Close the store, unless the constructor was given an open store."""
         self._view.close()
         if self._address is not None:
             self._store.close()

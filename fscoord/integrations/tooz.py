@@ -68,7 +68,7 @@ class FscoordLock(locking.Lock):
         self._again = 0  # how often this object acquired the lock shared while it already held it shared
 
     def acquire(self, blocking: bool | float = True, shared: bool = False, timeout: float | None = None) -> bool:
-        """Acquire the lock, and return whether this succeeded.
+        """Acquire the lock. Return whether this object has acquired it.
 
         Args:
             blocking: whether to wait. A number is a timeout in seconds.
@@ -96,7 +96,7 @@ class FscoordLock(locking.Lock):
             return is_held
 
     def release(self) -> bool:
-        """Release the lock, and return whether this object held it until now."""
+        """Release the lock, and return whether this object held the lock until now."""
         with _tooz_errors(f"the lock {self._key!r}"), self._state_lock:
             if self._again and _is_valid(self._lock.reader.check):
                 self._again -= 1
@@ -114,7 +114,7 @@ class FscoordLock(locking.Lock):
         return self.is_still_owner()
 
     def break_(self) -> bool:
-        """Take the lock away from all holders, and return whether there were any.
+        """Take the lock away from all holders, and return whether the lock had a holder.
 
         The holders are not notified. Their ``release`` and ``is_still_owner`` return False.
         """
@@ -181,8 +181,8 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
     Apart from its scheme, the URL is that of `~fscoord.open_store` for a file, with the same options in its query. The
     keyword arguments of ``tooz.coordination.get_coordinator`` are options, too. tooz's own option ``executor`` is
     ``sync`` by default: a method returns when its work is done. With ``executor=thread`` a method returns at once, and
-    ``get()`` of the future waits for the end of the work. This is slower, because the work takes less time than its
-    transfer to the thread, and because tooz's thread delays ``stop`` by a second.
+    ``get()`` of the future waits for the end of the work. The executor ``thread`` is slower, because the work takes
+    less time than its transfer to the thread, and because tooz's thread delays ``stop`` by a second.
 
     As soon as the death of a member is detected, the member leaves its groups, loses its locks and stops leading. No
     process sends heartbeats, and no timeout has to pass. So ``requires_beating`` is False.
@@ -413,7 +413,9 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_member_info(self, group_id: bytes, member_id: bytes) -> dict[str, Any]:
-        """Return a future of a member's capabilities and the times of its join and last update, by its host's clock.
+        """Return a future of a member's capabilities, and of the times when it joined and was last updated.
+
+        The times are those of the clock of the member's host.
 
         ``get()`` of the future raises ``GroupNotCreated`` or ``MemberNotJoined``.
         """
@@ -442,7 +444,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         return results
 
     def run_elect_coordinator(self) -> None:
-        """Become the leader of each watched election that has none, and call the callbacks of these groups."""
+        """Become the leader of each watched group that has no leader, and call the callbacks of these groups."""
         for group_id in list(self._hooks_elected_leader):
             with _tooz_errors(f"the election of the group {_text(group_id)!r}"):
                 election = self._election(_id(group_id))
@@ -455,20 +457,20 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
                 self._hooks_elected_leader[group_id].run(event)
 
     def stand_down_group_leader(self, group_id: bytes) -> bool:
-        """Stop leading a group, and return whether this member led it."""
+        """Stop leading a group, and return whether this member led the group."""
         with _tooz_errors(f"the election of the group {_text(group_id)!r}"):
             return _release(self._election(_id(group_id)).resign)
 
     @_of_group
     def get_leader(self, group_id: bytes) -> Any:  # tooz declares bytes, and its own drivers return None as well
-        """Return a future of the id of the member that leads a group, or of None."""
+        """Return a future. Its result is the id of the member that leads the group, or None if the group has no leader."""
         leader = self._election(group_id).leader()
         return None if leader is None else leader.data
 
     # -- locks ---------------------------------------------------------------------------------------------------------
 
     def get_lock(self, name: bytes) -> FscoordLock:
-        """Return the lock `name`. ``stop`` of this coordinator releases it."""
+        """Return the lock `name`. ``stop`` of this coordinator releases the lock."""
         return FscoordLock(self._store, name)
 
 

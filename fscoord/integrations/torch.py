@@ -75,17 +75,17 @@ class TorchStore(dist.Store):
     """Wraps `store` as a real ``torch.distributed.Store``, for ``init_process_group(store=...)`` and other torch code.
 
     An error of the store is raised as an error of a new class, which inherits from the class of the error and from
-    ``DistStoreError``. The original error is its ``__cause__``. So torch's own ``elastic.utils.store.barrier`` names
-    the missing ranks after a timeout. `ValueError` and `OverflowError` are raised unchanged. A timeout of zero means no
-    limit, as in torch. With a negative timeout an operation tries once.
+    ``DistStoreError``. The original error is the ``__cause__`` of the new error. So torch's own
+    ``elastic.utils.store.barrier`` names the missing ranks after a timeout. `ValueError` and `OverflowError` are raised
+    unchanged. A timeout of zero means no limit, as in torch. With a negative timeout an operation tries once.
 
-    torch's C++ base class keeps the timeout. Each operation first sets the timeout of `store` to it.
+    torch's C++ base class keeps the timeout. Each operation first sets the timeout of `store` to this timeout.
 
     torch's C++ keeps no reference to a Python store (pytorch issue 106633), and a process group whose store has been
     collected fails at its next use. So an object of this class lives until it is closed, or the process ends.
 
     Args:
-        store: the store. `close` of this object closes it.
+        store: the store. `close` of this object closes the store.
     """
 
     timeout: timedelta  # an attribute of torch's C++ class, which the stubs leave out
@@ -248,8 +248,8 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     process stays a participant until it exits, and uses the same handle for all its groups in this run.
 
     Each group has keys of its own, and begins when all ranks have joined it. A call joins the latest group of its world
-    size, or begins the next group if this process has joined the latest one before. If ranks are missing at the end of
-    the timeout, all ranks give up the group. Ranks that still wait, or come later, join the next group. So the n-th
+    size, or begins the next group if this process has joined the latest group before. If ranks are missing at the end
+    of the timeout, all ranks give up the group. Ranks that still wait, or come later, join the next group. So the n-th
     group of one rank is the n-th of all ranks, and a failed call can be repeated.
 
     Raises:

@@ -133,13 +133,14 @@ class RoundStore:
     use them.
 
     Args:
-        store: the store of the rendezvous. If it is not a file and can't have stores below it, the round has no store.
+        store: the store of the rendezvous. The round has a store only if the store of the rendezvous is a file, or can
+            contain further stores.
         name: distinguishes this round from all other rounds in that store; a part of a file's name.
         is_first: whether this node creates the store at the beginning of the ``with``, before other nodes use it, and
             removes it at the end.
 
     Attributes:
-        address: the address of the store, for `~fscoord.open_store`; empty if the round has none.
+        address: the address of the store, for `~fscoord.open_store`; empty if the round has no store.
         is_kept: whether the store is kept after the end of the ``with``, for examination.
     """
 
@@ -205,7 +206,7 @@ class Job:
         grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
         streams: the streams of the workers that go to files, and the streams that go to the console.
         log_dir: the directory of the workers' files: ``round-{N}/{local rank}/stdout.log``, ``stderr.log`` and
-            ``error.json``. It is for this node alone.
+            ``error.json``. The directory is for this node alone.
         trace: the directory in which the workers record their traces, or ``""`` for the setting of the environment.
         role: the role of this node's workers. ``ROLE_RANK`` and ``ROLE_WORLD_SIZE`` count the workers of one role.
         forwarded: the names of the signals that `Agent.pass_on` forwards to the workers.

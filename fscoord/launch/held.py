@@ -87,14 +87,14 @@ def run_held(
         environment: the command's environment.
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
-        patience: the length of the hold's lease in seconds; None if it has no lease. If no `check` returns for half of
-            the lease, for example because this process is stopped, the processes of the command get SIGTERM. After
-            three quarters they get SIGKILL, because other processes may acquire the hold after the lease.
+        patience: the length of the hold's lease in seconds; None if the hold has no lease. If no `check` returns for
+            half of the lease, for example because this process is stopped, the processes of the command get SIGTERM.
+            After three quarters they get SIGKILL, because other processes may acquire the hold after the lease.
         leaves_rest: whether to return when the command has ended, even if its descendants still run. Otherwise this
             function waits for them, too.
         output_max: if not None, the command's standard output is returned, and may have at most this many bytes. If
             None, the command writes to the standard output of this process.
-        stdin: an open file with a descriptor, used as the command's input instead of this process's.
+        stdin: an open file with a descriptor. The command reads this file instead of the input of this process.
 
     Raises:
         LockLostError: the hold was lost, and the command and its descendants were stopped.

@@ -140,8 +140,8 @@ def _guard(child: int, orders: int) -> NoReturn:
 def _await_warden(child: int, orders: int) -> int:
     """Wait for the end of the warden `child`, and return its exit code or the negative number of its signal.
 
-    A stopped warden does not see the end of the orders. So the guard also waits for the end of the orders, and kills a
-    warden that does not end within `OBEY_S` seconds after it. The guard reads no orders.
+    A stopped warden does not see the end of the orders. So the guard also waits for the end of the orders. The guard
+    kills a warden that does not end within `OBEY_S` seconds after the end of the orders. The guard reads no orders.
     """
     ends = _wake_up_by_children()
     poll = select.poll()

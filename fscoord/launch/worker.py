@@ -124,7 +124,7 @@ class WorkerGroup:
         self._workers.append(worker)
 
     def next_end(self, seconds: float) -> Failure | None:
-        """Wait for the end of any worker, and return how it ended; None if no worker ends within `seconds`."""
+        """Wait for the end of any worker, and return a description of the end; None if no worker ends within `seconds`."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
         except queue.Empty:
@@ -590,7 +590,7 @@ class Console:
 
 
 class _ErrorText:
-    """A text file for ``sys.stderr``. Its text goes through the sink, so its writers never wait for a reader."""
+    """A text file for ``sys.stderr``. A `_Sink` writes the text in a thread, so `write` never waits for a reader."""
 
     encoding, errors = "utf-8", "backslashreplace"
 

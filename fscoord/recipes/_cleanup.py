@@ -79,7 +79,7 @@ class Decorator(Protocol):
     """The type of the decorator that `undone_by` returns.
 
     The decorated method lacks the two arguments after `self`. If the method returns steps, the decorated method returns
-    their result.
+    the result of the steps.
     """
 
     @overload
@@ -95,10 +95,11 @@ class Decorator(Protocol):
 def undone_by(undo: Undo, *passes: type[BaseException]) -> Decorator:
     """Decorate a method: if it raises an exception that is not in `passes`, call ``undo(self, record, here)``.
 
-    The method itself gets `record` and `here` as its first arguments after `self`; its callers do not pass them.
-    `record` is a new list, to which the method appends each step before it takes the step. `here` identifies the
-    calling thread or task. If the method returns a generator of `WaitSteps`, the decorated method runs it and returns
-    its result. `undo` may run in another thread. It may also run twice, so it must be idempotent.
+    The method itself gets `record` and `here` as its first arguments after `self`; a caller does not pass these
+    arguments. `record` is a new list, to which the method appends each step before it takes the step. `here` identifies
+    the calling thread or task. If the method returns a generator of `WaitSteps`, the decorated method runs the
+    generator and returns the generator's result. `undo` may run in another thread. `undo` may also run twice, so it
+    must be idempotent.
     """
 
     def decorate(do: Any) -> Any:

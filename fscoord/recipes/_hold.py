@@ -96,11 +96,11 @@ class Exclusive(Undoable, ContextDecorator):
         return self._line.name
 
     def holders(self) -> list[Contender]:
-        """Return the holders, without those that are known dead, in the order of their tokens."""
+        """Return the holders that are not known dead, in the order of their tokens."""
         return [contender_of(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Contender]:
-        """Return the contenders that wait, without those that are known dead, in the order of their requests."""
+        """Return the waiting contenders that are not known dead, in the order of their requests."""
         return [contender_of(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
@@ -277,7 +277,7 @@ class Exclusive(Undoable, ContextDecorator):
     def acquire(
         self, _got: list[str], _here: object, blocking: bool = True, timeout: Timeout | None = -1
     ) -> bool | WaitSteps[bool]:
-        """Acquire, as `threading.Lock.acquire` does, and return whether this succeeded.
+        """Acquire as `threading.Lock.acquire` does, and return whether this object has acquired.
 
         Without a timeout the call waits without limit, as in `threading`. All other waits of this package have a limit
         by default.
@@ -296,7 +296,7 @@ class Exclusive(Undoable, ContextDecorator):
     def release(self, gone: list[HeldEntry | str], here: object) -> None:
         """Release this object's latest acquisition.
 
-        The next contender in line acquires, and no other contender is woken.
+        The next contender in line acquires. No other contender is woken.
 
         Raises:
             RuntimeError: this object holds nothing, or its acquisition was made in the parent process, before a fork.
@@ -320,8 +320,9 @@ class Exclusive(Undoable, ContextDecorator):
     def token(self) -> int:
         """The fencing token: a number that rises with each acquisition, by any process.
 
-        A process that was stopped for long continues as if it still held the lock. Send the token with each write, and
-        make the receiver refuse a token lower than the highest that it has seen. `fscoord.recipes.Fenced` does so.
+        A process that was stopped for long continues as if it still held the lock. Send the token with each write. The
+        receiver must refuse a write whose token is lower than the highest token so far. `fscoord.recipes.Fenced` is
+        such a receiver.
 
         Raises:
             RuntimeError: this object holds nothing.

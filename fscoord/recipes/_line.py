@@ -74,7 +74,7 @@ weak, so that a task of a closed loop is collected and its entry leaves the line
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
 Policy = Callable[[list["Entry"]], int]
-"""Returns how many entries at the head of the given line are served at once. A single entry is always served."""
+"""Returns how many entries at the head of the given line hold the resource at once. A single entry always holds it."""
 
 
 def one(entries: list[Entry]) -> int:
@@ -88,7 +88,9 @@ def readers_or_writer(entries: list[Entry]) -> int:
 
 
 class Line:
-    """Reads and changes the line `name` in `store`. `policy` decides how many entries are served at once.
+    """Reads and changes the line `name` in `store`, the wait queue of a lock, a semaphore or an election.
+
+    An entry is *served* when it acquires the resource. `policy` decides how many entries are served at once.
 
     With a `ttl` in seconds, the entries of this object have leases. A holder must renew its lease, because other
     contenders remove an entry whose lease was not renewed for `ttl` seconds.
@@ -276,7 +278,7 @@ class Line:
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
-        """Return the error of an acquisition that timed out. It names the holders and the number of waiters."""
+        """Return the error of an acquisition that timed out. The error names the holders and the number of waiters."""
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
         shown = [_owner_text(entry) for entry in entries if entry.token]
@@ -299,7 +301,7 @@ class Line:
         return f"a turn at {self.name!r} ({in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
-        """Remove `entry` and return None. If the entry was served in the meantime, keep it and return it."""
+        """Remove `entry` and return None. If `entry` has acquired the resource meanwhile, keep and return `entry`."""
         entries = self._change(lambda entries: [other for other in entries if other.token or other.id != entry.id])
         served = _served(entries, entry.id)
         return served[0] if served else None
@@ -449,14 +451,17 @@ def _served(entries: list[Entry], name: str) -> list[Entry]:
 
 
 def caller_of(entry: Entry) -> object | None:
-    """Return the thread or task of `entry`. None if it was collected, or if `entry` belongs to another process."""
+    """Return the thread or task of `entry`, or None.
+
+    The result is None if the thread or task was collected, or if `entry` belongs to another process.
+    """
     # A forked child inherits the `callers` of its parent. Their entries have the parent as owner.
     reference = callers.get(entry.id) if entry.owner == system.process_name() else None
     return None if reference is None else reference()
 
 
 def _owner_text(entry: Entry) -> str:
-    """Return the owner of `entry` for messages: ``host:pid``, or the thread or task if it is in this process."""
+    """Return the owner of `entry` for messages: ``host:pid``, or the thread or task of an entry of this process."""
     caller: Any = caller_of(entry)
     if caller is None:
         return entry.owner
@@ -470,14 +475,14 @@ def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], wai
 
 
 def in_line(holders: Sequence[str], waiting: int) -> str:
-    """Return the part of a message that names the `holders` and says how many others are `waiting`."""
+    """Return the part of a message that names the `holders`, and the number `waiting` of other contenders."""
     held = f"held by {', '.join(holders)}" if holders else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
     return f"{held}, {others}"
 
 
 def force_release(store: Store, name: Key, token: int) -> bool:
-    """Release the hold with the fencing token `token`, even if it belongs to another process.
+    """Release the hold with the fencing token `token`, even if the hold belongs to another process.
 
     The next contender in line acquires.
 
@@ -504,7 +509,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
 
 
 def _admitted(entries: list[Entry]) -> int:
-    """The `Policy` for a line of any recipe. The mode of the entries shows which recipe it is."""
+    """The `Policy` for a line of any recipe. The mode of the entries shows to which recipe the line belongs."""
     mode = entries[0].mode if entries else ""
     if mode.isdigit():  # a semaphore's value
         return min(int(mode), len(entries))

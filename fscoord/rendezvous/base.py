@@ -37,7 +37,8 @@ class RendezvousHandler(ABC):
             RendezvousTimeoutError: too few nodes joined within the join timeout.
             RendezvousConnectionError: the store failed.
             RendezvousStateError: the state of the rendezvous is damaged.
-            RendezvousGracefulExit: this node was a spare, and the rendezvous has been closed.
+            RendezvousGracefulExit: this node was a spare (a waiting node in excess of ``max_nodes``), and the
+                rendezvous has been closed.
         """
 
     @abstractmethod

@@ -136,7 +136,8 @@ class Observed:
         alive: nodes that are known alive, for example because this node has seen them join.
         life: the number of the job (`State.life`) that this node has joined; None if it has joined no job.
         returned: the number of the last round that `next_rendezvous` returned on this node; None before the first.
-        is_last_call_over: whether the last call is over. It begins when the round has `Limits.min_nodes` nodes.
+        is_last_call_over: whether the last call is over: the time in which more nodes may join a round that has
+            `Limits.min_nodes` nodes.
         is_reserve_over: whether the places are no longer reserved for former and waiting nodes.
         now: the time, in seconds since the epoch.
     """

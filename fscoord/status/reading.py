@@ -85,8 +85,8 @@ def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -
 def observe(store: Store | str | system.os.PathLike[str], timeout: float | None = None) -> Observer:
     """Return an observer of `store`, which is a path, an address, or a store.
 
-    `timeout` is how many seconds an operation waits for the server of the store; None means the store's default. It has
-    no effect on a file store.
+    `timeout` is how many seconds an operation waits for the server of the store; None means the store's default. This
+    timeout has no effect on a file store.
     """
     if isinstance(store, Store):
         while isinstance(store, PrefixStore):

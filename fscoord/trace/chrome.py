@@ -17,7 +17,8 @@ from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
 LANES: Final = 1000
-"""More lanes than any process has. The number of a row is `LANES` times the number of the process, plus the lane."""
+"""Each process has fewer lanes than this. The number of a row is `LANES` times the number of the process, plus the
+lane."""
 
 MARK_NS: Final = 1000
 

@@ -104,7 +104,7 @@ class Alignment:
 
     Attributes:
         groups: the clocks of each group, the reference first. Clocks of different groups are not comparable.
-        discarded: the number of barriers that were not used, because the times of each are contradictory.
+        discarded: the number of barriers that were not used, because their times are contradictory.
     """
 
     def __init__(self, groups: list[list[Clock]], fixes: dict[Clock, list[Fix]], discarded: int, drift: float) -> None:
@@ -330,7 +330,7 @@ def _windows(timed: list[tuple[int, Meeting]]) -> list[list[tuple[int, Meeting]]
 def _shortest(edges: dict[Clock, dict[Clock, int]], source: Clock) -> dict[Clock, int] | None:
     """Return the length of the shortest path from `source` to each reachable node; None if there is a negative cycle.
 
-    This is the algorithm of Bellman and Ford with a queue.
+    The function uses the algorithm of Bellman and Ford with a queue.
     """
     found = {source: 0}
     steps = {source: 0}

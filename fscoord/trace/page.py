@@ -28,7 +28,8 @@ from fscoord.trace.report import (
 )
 
 SPANS_MAX: Final = 40_000
-"""The most spans in a page. If a trace has more, the page has the longest spans. So a page is smaller than 5 MB."""
+"""The most spans in a page. If a trace has more spans, the page has only the longest spans. So a page is smaller than 5
+MB."""
 
 ROWS_MAX: Final = 200
 """The most rows of a table in a page."""
