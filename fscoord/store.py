@@ -643,7 +643,7 @@ class Store(ABC):
         return ""
 
     _has_participants = False
-    """Whether the store was opened with `world_size`, so that the store can distinguish successive runs of a program."""
+    """Whether the store was opened with `world_size`, so that the store can distinguish the runs of a program."""
 
     _records_waits = False
     """Whether the store itself records its waits as spans when the process records a trace."""

@@ -36,7 +36,7 @@ def resend_lost_signals() -> Iterator[None]:
     """Context manager that sends a Ctrl-C or a termination signal again if Python drops the exception of its handler.
 
     A signal handler may run during a callback of a weak reference, a ``__del__`` or a finalizer. If the handler raises
-    an exception there, Python passes the exception to `sys.unraisablehook` and continues. Such a loss happens often,
+    an exception there, Python passes the exception to `sys.unraisablehook` and continues. Such a loss is not rare,
     because each import ends with a callback (``_get_module_lock`` in importlib).
     """
     before = sys.unraisablehook

@@ -139,7 +139,7 @@ class Recorder:
             self.flush()
 
     def end_later(self, span: Span, outcome: str) -> None:
-        """End `span` without a write to the file. Use this method while a lock is held for which other processes wait."""
+        """End `span` without a write to the file. Use it while a lock is held for which other processes wait."""
         if self._open.pop(span[NUMBER], None) is span:
             span[END], span[OUTCOME] = system.time.monotonic_ns(), outcome
             self._pending.append(span)
@@ -273,7 +273,7 @@ class Recorder:
         return self._encode(facts) + "\n"
 
     def _line(self, spans: list[Span]) -> str:
-        """Return one line of JSON for `spans`. To encode all spans at once takes half the time of encoding each span."""
+        """Return one line of JSON for `spans`. Encoding all spans at once takes half the time of encoding each span."""
         try:
             return self._encode(spans) + "\n"
         except (TypeError, ValueError):  # a fact of a foreign type, such as a rank of numpy

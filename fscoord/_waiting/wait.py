@@ -143,7 +143,7 @@ class Waker(Protocol):
     """Ends the sleep of one wait."""
 
     def set(self) -> bool:
-        """Wake the waiter. If it is not asleep, its next sleep ends at once. Return False if the waker was set already.
+        """Wake the waiter, or end its next sleep at once if it is awake. Return False if the waker was set already.
 
         Any thread may call this method.
         """

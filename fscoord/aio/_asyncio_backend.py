@@ -16,7 +16,10 @@ LONGEST_S: Final = 86400.0
 
 
 class AsyncioWaker:
-    """Wakes the task that sleeps in `sleep`. Any thread may call `set`. A waiting thread has a `system.AutoResetEvent`."""
+    """Wakes the task that sleeps in `sleep`.
+
+    Any thread may call `set`. A waiting thread has a `system.AutoResetEvent`.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -61,7 +64,7 @@ class AsyncioBackend(WaitBackend):
         self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether this backend is for `loop`, and was made in this process rather than before a fork."""
+        """Return whether this backend is for `loop`, and this process has not been forked since the backend was made."""
         return self.loop is loop and self._life == system.process_epoch()
 
     def new_waker(self) -> AsyncioWaker:

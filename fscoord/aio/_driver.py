@@ -201,7 +201,7 @@ def for_tasks(
 
 
 def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any:
-    """Make a coroutine method for a subclass of `ForTasks`, which calls the blocking `method` of ``self._core``.
+    """Return a coroutine method, for a subclass of `ForTasks`, that calls the blocking `method` of ``self._core``.
 
     If `undone_by` or `in_steps` decorates `method`, its steps run in the event loop. Otherwise `method` runs in a
     thread, so it must not wait. If the task is cancelled, the current call is completed, the generator of the steps is

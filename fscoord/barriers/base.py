@@ -145,7 +145,7 @@ def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
 
 
 def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
-    """Return the rank and world size parameters of the class that are not in `given`, with values from the environment."""
+    """Return each rank and world size that is a parameter of the class and not in `given`, from the environment."""
     from inspect import Parameter, signature
 
     accepted = signature(barrier_class).parameters

@@ -316,7 +316,8 @@ def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[
 
     A verb that waits for a value opens the store for writing: it creates a missing store, and registers its wait so
     that writers wake it. If the file can't be opened for writing, the verb fails and does not open it for reading. For
-    example, the file may belong to another user. A script must read such a file only if its user has given --read-only.
+    example, the file may belong to another user. A script must read the file of another user only if --read-only is
+    given.
     """
     read_only = click.option(
         "--read-only",

@@ -333,7 +333,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def join_group(self, group_id: bytes, capabilities: coordination.Capabilities | None = None) -> None:
-        """Join a group, and return a future. Its ``get()`` raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
+        """Join a group. ``get()`` of the future raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
         member = self._membership(group_id, self._data(capabilities))
         with self._changing(group_id):
             if self._member_id in self._participants(group_id):
@@ -343,7 +343,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         self._joined_groups.add(group_id)
 
     def join_group_create(self, group_id: bytes, capabilities: coordination.Capabilities | None = None) -> None:
-        """Join a group, and create it first if it does not exist. Unlike tooz's own method, this one does not sleep."""
+        """Join a group, and create a missing group first. Unlike tooz's own method, this method does not sleep."""
         while True:
             with suppress(coordination.GroupNotCreated):
                 self.join_group(group_id, capabilities).get()
@@ -382,7 +382,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             raise coordination.MemberNotJoined(group_id, self._member_id) from error
 
     def _data(self, capabilities: coordination.Capabilities | None, joined: float | None = None) -> bytes:
-        """Return this member's data. `joined` is when it joined, in seconds since the epoch; None: now."""
+        """Return this member's data. `joined` is the time of its join, in seconds since the epoch; None: now."""
         now = system.time.time()
         data: bytes = utils.dumps(
             {
@@ -463,7 +463,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_leader(self, group_id: bytes) -> Any:  # tooz declares bytes, and its own drivers return None as well
-        """Return a future. Its result is the id of the member that leads the group, or None if the group has no leader."""
+        """Return a future of the id of the member that leads the group; the id is None if the group has no leader."""
         leader = self._election(group_id).leader()
         return None if leader is None else leader.data
 

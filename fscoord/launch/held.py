@@ -107,7 +107,10 @@ def run_held(
 
 @dataclass
 class _HeldCommand:
-    """Runs one command by a warden, with a pipe to the warden and a pipe from it."""
+    """Runs one command by a warden, a process that kills the command if this process dies.
+
+    One pipe leads to the warden, and one pipe leads from the warden to this process.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]

@@ -124,7 +124,7 @@ class WorkerGroup:
         self._workers.append(worker)
 
     def next_end(self, seconds: float) -> Failure | None:
-        """Wait for the end of any worker, and return a description of the end; None if no worker ends within `seconds`."""
+        """Wait for the end of any worker, and return its description; None if no worker ends within `seconds`."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
         except queue.Empty:
@@ -138,7 +138,10 @@ class WorkerGroup:
             worker.order(number)
 
     def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds. Wait until all have ended."""
+        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds.
+
+        The method waits until all workers have ended.
+        """
         self.order(number)
         deadline = system.time.monotonic() + grace
         while self.running and (left := deadline - system.time.monotonic()) > 0:
@@ -519,7 +522,10 @@ class Console:
         return subprocess.DEVNULL if sink is None else sink.file.fileno()
 
     def error_text(self) -> TextIO | None:
-        """Return a text file for ``sys.stderr`` that goes to stream 2. Its writers do not wait for a reader."""
+        """Return a text file for ``sys.stderr`` that writes to stream 2.
+
+        A thread that writes to this file does not wait for the reader of the stream.
+        """
         sink = self._sinks.get(STDERR)
         return None if sink is None else cast("TextIO", _ErrorText(sink))
 

@@ -277,7 +277,7 @@ class Exclusive(Undoable, ContextDecorator):
     def acquire(
         self, _got: list[str], _here: object, blocking: bool = True, timeout: Timeout | None = -1
     ) -> bool | WaitSteps[bool]:
-        """Acquire as `threading.Lock.acquire` does, and return whether this object has acquired.
+        """Acquire the resource as `threading.Lock.acquire` does. Return whether the resource was acquired.
 
         Without a timeout the call waits without limit, as in `threading`. All other waits of this package have a limit
         by default.

@@ -38,7 +38,7 @@ class Leader(NamedTuple):
 
 
 class Election(Exclusive):
-    """A candidate in a leader election. The first candidate in line leads. If it resigns or dies, the next one leads.
+    """A candidate in a leader election. The first candidate in line leads, until it resigns or dies.
 
     An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires the lock, `resign` releases
     the lock, and `term` is the fencing token. An election has all guarantees and errors of a lock. A ``with`` statement

@@ -62,9 +62,10 @@ class Participant(NamedTuple):
 class Membership(Undoable):
     """A group that processes join and leave, and that every process can read and watch.
 
-    A process that dies or closes its store leaves the group, and the processes that watch the group are woken. For this
-    effect of a death, the store must detect deaths (`~fscoord.Store.has_liveness`). No process sends heartbeats. A
-    ``with`` statement joins at its beginning and leaves at its end. kazoo's ``Party`` is a similar recipe.
+    A process that dies or closes its store leaves the group, and the processes that watch the group are woken. On a
+    store that can't detect deaths (`~fscoord.Store.has_liveness`), such a process stays in the group. No process sends
+    heartbeats. A ``with`` statement joins at its beginning and leaves at its end. kazoo's ``Party`` is a similar
+    recipe.
 
     Args:
         store: the store that all processes share.

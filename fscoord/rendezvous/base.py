@@ -25,7 +25,7 @@ class RendezvousHandler(ABC):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether an agent hosts a TCP store at the address that rank 0 published. If so, the workers connect to it."""
+        """Whether the workers connect to a TCP store that an agent hosts, at the address that rank 0 published."""
         return False
 
     @abstractmethod

@@ -240,7 +240,10 @@ class RendezvousHandlerRegistry:
         return handler
 
     def load_entry_points(self) -> None:
-        """Register the entry points of the group ``fscoord.rendezvous``. Log a warning for each that fails to load."""
+        """Register the entry points of the group ``fscoord.rendezvous``.
+
+        Log a warning for each entry point that can't be loaded.
+        """
         from importlib.metadata import entry_points
 
         for entry in entry_points(group=ENTRY_POINTS):

@@ -507,9 +507,9 @@ class RoundDeadlines:
     def observe(self, state: State) -> tuple[bool, bool]:
         """Return `Observed.is_last_call_over` and `Observed.is_reserve_over` for `state`.
 
-        The last call is a time in which more nodes may join a round that has enough nodes. It begins when the round has
-        ``min_nodes`` nodes. The reserve is a time in which places are kept for nodes of the previous round and for
-        waiting nodes. It begins with the round. Each lasts `RendezvousTimeout.last_call`.
+        The last call is a time in which more nodes may join a round that has enough nodes. The last call begins when
+        the round has ``min_nodes`` nodes. The reserve is a time in which places are kept for nodes of the previous
+        round and for waiting nodes. The reserve begins with the round. Both times last `RendezvousTimeout.last_call`.
         """
         now = system.time.monotonic()
         has_enough = len(state.participants) >= self._limits.min_nodes

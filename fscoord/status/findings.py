@@ -92,7 +92,7 @@ class _View:
         return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
 
     def order(self, number: int) -> tuple[bool, int, int]:
-        """Return a sort key for session `number`. It sorts sessions by rank, and sessions without a rank at the end."""
+        """Return a sort key for session `number`: first the sessions with a rank, by rank, then the other sessions."""
         rank = self.by_number[number].rank if number in self.by_number else None
         return rank is None, rank or 0, number
 
@@ -348,7 +348,7 @@ def _does_nothing(view: _View, each: SessionStatus, slow: float) -> bool:
 
 
 def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
-    """Return the position of a waiter in the line of a lock, such as ``, 2nd in line``; ``""`` if it is in no line.
+    """Return the position of a waiter in the line of a lock, such as ``, 2nd in line``; ``""`` if no line has it.
 
     The holders are at the head of the line, so the first waiter of a lock is 2nd in line.
     """

@@ -87,7 +87,10 @@ class Plan:
         _all.add(self)
 
     def renew(self) -> None:
-        """Create the mutex. A forked child needs a new one, because another thread may have held the old one."""
+        """Create the mutex.
+
+        A forked child needs a new mutex, because a thread of the parent may have held the old mutex.
+        """
         self._mutex = system.threading.Lock()
 
     @contextmanager

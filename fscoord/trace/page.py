@@ -119,7 +119,7 @@ def page_data(trace: Trace) -> Document:
 
 
 def _crossing(trace: Trace, crossing: Any, begins: list[int], texts: _Texts) -> list[Any]:
-    """Return the crossing as an array: name, row of the last process, its arrival, and whether it surely was last."""
+    """Return the crossing as an array: name, row of the last process, its arrival, and whether the order is certain."""
     last = crossing.spans[-1]
     found = arrivals_of(trace, crossing)
     begin = begins[trace.processes[last.process].group]
