@@ -98,8 +98,8 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 def find_job() -> RunId | None:
     """Return the run of the job from the environment variables; None if no variable has one.
 
-    The function takes the run from the same variables as `detect`, and reads no ranks. It ignores the run id of
-    pytest-xdist, because the tests of one run of pytest-xdist start many jobs.
+    The function takes the run from the same variables as `detect`, and reads no ranks. The function ignores the run id
+    of pytest-xdist, because the tests of one run of pytest-xdist start many jobs.
 
     Raises:
         ValueError: the restart count of the job is not a number.

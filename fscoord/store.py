@@ -791,8 +791,8 @@ class StoreView(Store):
     def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
         """Perform `operation` on `keys`, and return its result.
 
-        `call` performs the operation on the underlying store. Its argument is the list of the keys in the underlying
-        store.
+        `call` performs the operation on the underlying store. The argument of `call` is the list of the keys in the
+        underlying store.
         """
 
     set = on_key(Store.set)

@@ -8,8 +8,8 @@ poll.
 
 The bindings are in the module `inotify_c` of watchdog. The import of `inotify_c` takes 30 to 40 ms of processor time.
 Nine tenths of this time are spent in modules of the standard library that `inotify_c` imports (ctypes, logging,
-dataclasses). To load `inotify_c` without its package would save little. It would also fail, because `dataclasses` looks
-up the module in `sys.modules`.
+dataclasses). An import of `inotify_c` without its package would save little. Such an import would also fail, because
+`dataclasses` looks up the module in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class Inotify(PollableSource):
         return bool(ready)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors for which `wait` waits. While one of them is readable, `wait` returns at once.
+        """Return the descriptors for which `wait` waits. While one descriptor is readable, `wait` returns at once.
 
         After `close` the list is empty.
         """

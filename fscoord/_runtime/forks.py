@@ -128,7 +128,7 @@ def process_epoch() -> int:
 
 
 class _PidMark:
-    """The `fork_marker` for a kernel without MADV_WIPEONFORK. It compares process ids."""
+    """The `fork_marker` for a kernel without MADV_WIPEONFORK. This marker compares process ids."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -152,7 +152,7 @@ def _make_mark() -> Any:
 
 
 fork_marker = _make_mark()
-"""A page of memory. Its first byte is 0 in a forked child until `recover_from_fork` has run, and otherwise 1.
+"""A page of memory. The first byte is 0 in a forked child until `recover_from_fork` has run, and otherwise 1.
 
 The kernel fills the page with zeros in each child (MADV_WIPEONFORK), also after a fork by C code. Reading the byte
 takes 15 ns, a tenth of the time of getpid(2).

@@ -28,11 +28,11 @@ a C function, and at a jump backwards.
    thread end with a `KeyError` before its work begins. So `import_uninterrupted` imports every module that is rarely
    needed, and `start_thread` starts every thread.
 
-A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
-would release the lock. So a forked child abandons the unfinished imports of this module, and starts them again. The
-child does not abandon the imports of the program's own threads. An import in the child that waits for such an import
-fails after `CHILD_LIMIT_S` seconds. After a fork by C code, every import in the child may fail in this way, because the
-interpreter's global import lock may be locked: Python resets this lock only after `os.fork`.
+A fork during an import copies the lock of the import and a half-initialized module. The fork does not copy the thread
+that would release the lock. So a forked child abandons the unfinished imports of this module, and starts them again.
+The child does not abandon the imports of the program's own threads. An import in the child that waits for such an
+import fails after `CHILD_LIMIT_S` seconds. After a fork by C code, every import in the child may fail in this way,
+because the interpreter's global import lock may be locked: Python resets this lock only after `os.fork`.
 """
 
 from __future__ import annotations

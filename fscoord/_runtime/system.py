@@ -346,7 +346,8 @@ def open_regular(path: str) -> IO[bytes]:
 def at_end_of_child(call: Callable[[], object]) -> None:
     """If this process is a child of multiprocessing, call `call` when it ends. Otherwise do nothing.
 
-    A child of multiprocessing may end without the functions of `atexit`. It always runs multiprocessing's finalizers.
+    A child of multiprocessing may end without a call of the functions of `atexit`. Such a child always runs
+    multiprocessing's finalizers.
     """
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
@@ -462,8 +463,8 @@ def drop_cached_pages(fd: int) -> None:
 def readiness(fd: int, *, writing: bool = False) -> Callable[[float], Any]:
     """Return a function that waits until `fd` is ready to be read, or with `writing` to be written.
 
-    The argument of the function is the longest wait in milliseconds. Its result is true if `fd` is ready or closed. On
-    a closed `fd`, the next read or write raises the error.
+    The argument of the returned function is the longest wait in milliseconds. The result of the returned function is
+    true if `fd` is ready or closed. On a closed `fd`, the next read or write raises the error.
     """
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -726,7 +727,7 @@ def has_ofd_locks() -> bool:
 
 
 def has_inotify() -> bool:
-    """Return whether inotify(7) can be used. It needs Linux, and does not work on a fake file system."""
+    """Return whether inotify(7) can be used: the system is Linux, and the file system is not a fake file system."""
     return sys.platform == "linux" and not is_fake_fs()
 
 

@@ -1,4 +1,4 @@
-"""`Recorder` writes the spans of this process to its own trace files. It never blocks and never fails the program.
+"""`Recorder` writes the spans of this process to its trace files. A recorder never blocks and never fails the program.
 
 A span is a period in which the process waited, held a lock or ran an operation of interest. `docs/trace.md` specifies
 the files. The module is in the lowest layer, so that every part of the package may record spans. If the global
@@ -13,7 +13,8 @@ These rules keep the cost for the program low:
   append would request the length of the file from a file server.
 - A failed system call may lose spans, but never fails an operation. The first error is logged. After an error the
   recorder drops spans for `RETRY_S` seconds, and then tries again.
-- The deque, the open spans and the files are bounded. A process has two files, called segments. It fills them in turn.
+- The deque, the open spans and the files are bounded. A process has two files, called segments, and fills the segments
+  in turn.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class ShownWait(NamedTuple):
     """The longest wait of one session (one open handle of the store), as the store shows the wait to other processes.
 
     Attributes:
-        kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``. It is ``key`` or ``queue``
-            if the program itself waits for a key or a queue.
+        kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``. The kind is ``key`` or
+            ``queue`` if the program itself waits for a key or a queue.
         name: the name that the caller gave to the object; empty if only the keys are known.
         keys: the first of the missing keys.
         key_count: how many keys are missing in all.

@@ -41,8 +41,8 @@ class ShownWaits:
     """The published waits of one handle.
 
     Args:
-        write: called with the longest wait, or None if there is none, and the number of other waits. It must not raise
-            an error when it can't write, because the wait itself must not fail.
+        write: called with the longest wait, or None if there is none, and the number of other waits. This function must
+            not raise an error when it can't write, because the wait itself must not fail.
     """
 
     def __init__(self, write: Callable[[Shown | None, int], object]) -> None:

@@ -5,8 +5,8 @@ A recipe or a collective is written once, as a generator that yields a `WaitRequ
 event loop. For each request, the store creates a `Wait`. A driver runs the wait, and sends the answer into the
 generator.
 
-A `Wait` does not block ("sans-I/O"). It returns how long to sleep, and has a waker that ends a sleep early. There are
-two drivers. `block_on` blocks a thread, by `Wait.sleep`. `next_look` serves an event loop, which sleeps by itself.
+A `Wait` does not block ("sans-I/O"). A `Wait` returns how long to sleep, and has a waker that ends a sleep early. There
+are two drivers. `block_on` blocks a thread, by `Wait.sleep`. `next_look` serves an event loop, which sleeps by itself.
 
 `Wait.look` first arms the wait, and then tests the condition. To *arm* a wait is to request a wake-up at the next
 change. So no change is missed: the test finds an earlier change, and a later change ends the next sleep. In the reverse
@@ -62,7 +62,7 @@ class WaitRequest(NamedTuple):
     Attributes:
         kind: the condition that ends the wait. `KEYS`: each key has a value or a non-empty queue. `VALUES`: each key
             has a value. `ITEM`: a queue has a value.
-        keys: the keys, as returned by `key_bytes`. The wait ends when all of them fulfil the condition. For `ITEM`: the
+        keys: the keys, as returned by `key_bytes`. The wait ends when all keys fulfil the condition. For `ITEM`: the
             name of the queue.
         timeout: the longest wait, in seconds.
         ranks: for `KEYS`: the wait also ends when one of these ranks is known dead. With `NeededRanks` it also ends
@@ -70,9 +70,9 @@ class WaitRequest(NamedTuple):
         sessions: for `KEYS`: the wait also ends when one of these sessions is known dead.
         slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
 
-    The answer for `KEYS` is the list of the dead ranks or sessions. It is empty if all keys are present, or if no rank
-    is needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value that was
-    removed from the queue.
+    The answer for `KEYS` is the list of the dead ranks or sessions. This list is empty if all keys are present, or if
+    no rank is needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value
+    that was removed from the queue.
     """
 
     kind: str

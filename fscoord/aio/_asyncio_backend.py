@@ -64,7 +64,7 @@ class AsyncioBackend(WaitBackend):
         self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether this backend is for `loop`, and this process has not been forked since the backend was made."""
+        """Return whether this backend is for `loop`, and no fork separates this process from its creation."""
         return self.loop is loop and self._life == system.process_epoch()
 
     def new_waker(self) -> AsyncioWaker:
@@ -82,7 +82,8 @@ class AsyncioBackend(WaitBackend):
     def release(self, events: Any) -> None:
         """Remove `events` from the loop, and close `events`.
 
-        A forked child only closes `events`. It shares its parent's epoll instance, so it must not remove descriptors.
+        A forked child only closes `events`. The child shares its parent's epoll instance, so it must not remove
+        descriptors.
         """
         running = None
         try:

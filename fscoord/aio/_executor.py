@@ -1,4 +1,4 @@
-"""`CallExecutor` makes blocking calls in threads for the tasks of a loop. It also runs waits, and generators of waits.
+"""`CallExecutor` makes blocking calls in threads for the tasks of a loop, and runs waits and generators of waits.
 
 Any call may block: the call may wait for a server, or for the log's lock that another process holds. So all calls are
 made in threads, unless the store only uses memory. A call of a store on a local file system usually takes microseconds,

@@ -74,7 +74,7 @@ class HoldOptions(NamedTuple):
 
 
 def command_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the argument COMMAND... and the options for running it. `function` gets all of them as `command`."""
+    """Add the argument COMMAND... and the options for running it. `function` gets their values as `command`."""
 
     @click.option("-c", "--command", "shell", metavar="TEXT", help="Run TEXT with the shell instead of COMMAND.")
     @click.option("-o", "--close", is_flag=True, help="Release when COMMAND exits, even if its children still run.")
@@ -92,7 +92,7 @@ def command_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def wait_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add flock's options for the wait, and --ttl. `function` gets all of them as `waits`."""
+    """Add flock's options for the wait, and --ttl. `function` gets the values of these options as `waits`."""
 
     @click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once.")
     @seconds_option("-w", "--wait", kind=time_limit, help="How long to wait. [default: --timeout]")

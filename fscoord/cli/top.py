@@ -204,7 +204,7 @@ def _show_live(looks: Iterator[Frame], keys: Keys, interval: float, count: int |
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits up to a number of seconds for a key. It returns the key, or an empty text.
+    """Yield a function that waits up to a number of seconds for a key, and returns the key or an empty text.
 
     Inside the ``with``, the terminal passes on each key at once and does not show it. Ctrl-C still interrupts. If
     standard input is not a terminal, there are no keys.

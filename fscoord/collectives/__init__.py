@@ -2,8 +2,8 @@
 
 The functions have the names, the positional arguments and the time-out messages of
 ``torch.distributed.elastic.utils.store``. Where torch has other names for the keyword arguments ``world_size``, ``key``
-and ``timeout``, the functions accept both names. A key prefix can be used once. Its keys stay in the store, and a
-second use raises `~fscoord.BarrierError`.
+and ``timeout``, the functions accept both names. A key prefix can be used once. The keys with this prefix stay in the
+store, and a second use raises `~fscoord.BarrierError`.
 
 On a store of another package, such as a store of torch, `barrier`, `synchronize` and `get_all` do exactly what torch's
 functions do; see `collectives.c10d`. The rest of this text describes the stores of fscoord.
@@ -229,7 +229,8 @@ def synchronize(
     """Give `data` to all ranks and return the data of all ranks, in the order of the ranks.
 
     Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix can be used once. After a
-    time-out a rank may call again. It must pass the same data, because other ranks may have read the data already.
+    time-out a rank may call again. The rank must pass the same data, because other ranks may have read the data
+    already.
 
     Args:
         store: the store that the ranks share. It may be a store of torch; see `fscoord.collectives.ExchangeStore`.

@@ -43,8 +43,8 @@ class MissingRanks(NamedTuple):
 
     Attributes:
         dead: the ranks that are known dead, as text.
-        words: the end of the error message. It begins with ``"; "``, and lists the dead and the late ranks. Empty if
-            the store can't tell dead ranks from late ranks.
+        words: the end of the error message. This text begins with ``"; "``, and lists the dead and the late ranks. The
+            text is empty if the store can't tell dead ranks from late ranks.
     """
 
     dead: tuple[str, ...]
@@ -54,8 +54,8 @@ class MissingRanks(NamedTuple):
 def describe_missing(store: Store, missing: Sequence[int], first: int = 0) -> MissingRanks:
     """Describe the ranks `missing`.
 
-    The description adds `first` to each rank, because the ranks of a group in a tree barrier count from 0. It is empty
-    if `store` can't detect dead sessions, or fails.
+    The description adds `first` to each rank, because the ranks of a group in a tree barrier count from 0. The
+    description is empty if `store` can't detect dead sessions, or fails.
     """
     if not store.has_liveness:
         return MissingRanks((), "")

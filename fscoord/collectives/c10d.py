@@ -1,7 +1,7 @@
 """The functions of torch's ``elastic.utils.store``, for stores of torch and other stores that are not of fscoord.
 
-Such a store may be any object with the few methods that these functions call, for example a test double. It may lack
-the operations that `Arrivals` needs. So these functions make exactly torch's calls, in torch's order, with torch's
+Such a store may be any object with the few methods that these functions call, for example a test double. The object may
+lack the operations that `Arrivals` needs. So these functions make exactly torch's calls, in torch's order, with torch's
 keys. Ranks that call torch's own functions can take part.
 
 The functions do not import torch. Errors of the store pass unchanged, except a time-out in `barrier` with a rank. If

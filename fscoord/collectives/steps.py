@@ -1,4 +1,4 @@
-"""The functions of `fscoord.collectives` as generators. They yield a request wherever they must wait.
+"""The functions of `fscoord.collectives` as generators. Each generator yields a request wherever it must wait.
 
 The caller carries out the requests in a thread or in an event loop. Each generator has the arguments, the result and
 the errors of the function of the same name in `fscoord.collectives`.

@@ -7,7 +7,8 @@ group.
 The groups and the root may use one store, because these keys of the barrier ``K`` are all different:
 
 - In the store of group 3: ``K/group/3``, the prefix of a barrier with ranks that count from 0 in the group, and
-  ``K/group/3/released``, for which the other ranks wait. Its value is `PASS`, or the reason why the barrier failed.
+  ``K/group/3/released``, for which the other ranks wait. The value of this key is `PASS`, or the reason why the barrier
+  failed.
 - In the root: ``K/groups``, the prefix of a barrier whose ranks are the numbers of the groups, and
   ``K/group/3/missing``. A rank of group 3 that times out sets this key, so that all groups name the missing ranks.
 """

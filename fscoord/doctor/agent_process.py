@@ -1,4 +1,4 @@
-"""The main program of an agent, a process of `fscoord doctor`. It performs the operations requested on standard input.
+"""The main program of an agent: a process of `fscoord doctor` that performs operations requested on standard input.
 
 Every call that may hang in the kernel is made in an agent, so that the call blocks no other process. The caller is the
 process that has started the agent. A request is a line of JSON, ``{"n": 7, "act": "lock", "with": {...}}``. The

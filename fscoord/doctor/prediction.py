@@ -1,4 +1,4 @@
-"""`predict` estimates what the coordination of a job will cost on a file server, by a model. It does no I/O.
+"""`predict` estimates by a model the cost of a job's coordination on a file server. This module does no I/O.
 
 The terms of the model are fitted to measurements with 2 to 8 hosts. docs/scaling.md has the measurements, the errors of
 the model and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.

@@ -1,7 +1,7 @@
 """`ProbeFile`: a file to which two agents append numbered records under a lock, to test the lock.
 
 The file is a small model of a log. An agent reads the last record under the lock, and appends the next number. So two
-records with the same number prove that two agents held the lock at once, or that one of them read old data.
+records with the same number prove that two agents held the lock at once, or that one agent read old data.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
   scheduler for each connection. Dask finds `FscoordBackend` by its entry point, see
   https://distributed.dask.org/en/stable/communications.html.
 
-It needs the extra ``fscoord[dask]``.
+This module needs the extra ``fscoord[dask]``.
 """
 
 from __future__ import annotations

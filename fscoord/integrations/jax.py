@@ -1,6 +1,6 @@
 """`initialize` calls ``jax.distributed.initialize`` with a coordinator's address that comes from a store.
 
-It needs the extra ``fscoord[jax]``, and calls only JAX's public functions.
+This module needs the extra ``fscoord[jax]``. `initialize` calls only JAX's public functions.
 
 The import of this module also adds the method ``"fscoord"`` to JAX's detection of clusters, for programs that call
 ``jax.distributed.initialize(cluster_detection_method="fscoord")`` themselves. The method implements
@@ -44,7 +44,7 @@ LOOK_S: Final = 1.0
 store, but this write may fail."""
 
 _open: list[Store] = []
-"""The stores that this module has opened. They stay open, because a rank whose session has ended counts as dead."""
+"""The stores that this module has opened. The stores stay open, because a rank whose session has ended counts as dead."""
 
 _uses = count(1)  # a process may initialize again, after jax.distributed.shutdown
 
@@ -76,8 +76,8 @@ def initialize(
             store that this function opens stays open until the process ends: its session shows that the process lives.
         rank: the number of this process; None: the rank in the environment, see `fscoord.environment`.
         world_size: the number of processes; None: the number in the environment.
-        coordinator_host: the name or address by which the others reach rank 0; None: rank 0's host name if it can be
-            resolved, or else its address on the network. Only rank 0 uses this argument.
+        coordinator_host: the name or address by which the other ranks reach rank 0; None: rank 0's host name if it can
+            be resolved, or else its address on the network. Only rank 0 uses this argument.
         coordinator_port: the port of rank 0; None: any free port.
         timeout: how long to wait for the other processes, in seconds or as a `timedelta`.
         restart_timeout: how long to wait for a launcher to restart rank 0, if rank 0 died before it published an

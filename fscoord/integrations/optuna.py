@@ -1,17 +1,17 @@
 """`FscoordJournalBackend` keeps the journal of Optuna's ``JournalStorage`` in a store. It needs ``fscoord[optuna]``.
 
-It implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py`` (Optuna 4.5 to
-5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads all entries
-from a given number on.
+The class implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py`` (Optuna
+4.5 to 5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads all
+entries from a given number on.
 
 **Layout.** The entries are stored in *segments*, which are values of the store. The key of a segment is the number of
 its first entry. One call of `~FscoordJournalBackend.append_logs` is one line, which one `Store.append` adds to the
 newest segment. So a call takes effect completely or not at all, even if the process is killed.
 
 When a segment has become long, a writer *seals* it: it appends a line that marks the end. From then on the number of
-the next entry is fixed. It is the key of the next segment, so all processes compute the same key. A line after the seal
-does not count. After each append, the writer reads the segment. If its own line is after the seal, it appends the line
-again, to the next segment. Each line begins with random digits, by which its writer recognizes it.
+the next entry is fixed. This number is the key of the next segment, so all processes compute the same key. A line after
+the seal does not count. After each append, the writer reads the segment. If its own line is after the seal, it appends
+the line again, to the next segment. Each line begins with random digits, by which its writer recognizes it.
 
 **No entry is ever dropped.** A sealed segment is *packed*: one `Store.compare_set` replaces it by its compressed lines.
 If a slow writer appends a line to the packed value, the line is ignored. Entries before a snapshot can't be dropped,

@@ -76,8 +76,8 @@ class Run:
         Args:
             name: the name of the work.
             work: called without arguments; returns a value for the store.
-            teardown: called with the value when every worker has run its last test or has died. It runs in one of the
-                workers that passed a teardown.
+            teardown: called with the value when every worker has run its last test or has died. One of the workers that
+                passed a teardown calls it.
             timeout: how long to wait for another worker's value, in seconds or as a `timedelta`; None means the store's
                 timeout.
 

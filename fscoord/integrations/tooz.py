@@ -1,8 +1,8 @@
 """`FscoordDriver` is a driver of OpenStack's coordination library tooz, for ``fscoord:///path``, a store in a file.
 
 The module implements the interface of ``tooz.coordination.CoordinationDriver`` and ``tooz.locking.Lock``, as
-https://docs.openstack.org/tooz/latest/ documents them. tooz finds the driver by its entry point. It needs the extra
-``fscoord[tooz]``.
+https://docs.openstack.org/tooz/latest/ documents them. tooz finds the driver by its entry point. The module needs the
+extra ``fscoord[tooz]``.
 
 A group consists of a key, which shows that the group exists, and a `~fscoord.recipes.Membership`. A process that
 creates, joins or deletes a group holds a lock of the group while it reads the state of the group and then writes. The
@@ -47,7 +47,7 @@ HEARTBEAT_S: Final = 10.0
 
 
 class FscoordLock(locking.Lock):
-    """A lock of tooz, exclusive or shared. It uses a `~fscoord.recipes.ReadWriteLock`.
+    """A lock of tooz, exclusive or shared, made of a `~fscoord.recipes.ReadWriteLock`.
 
     Contenders acquire the lock in the order of their requests, across processes and hosts. The lock is released when
     its holder dies, and when the coordinator that made the holder's object stops. An object that holds the lock shared
@@ -116,7 +116,7 @@ class FscoordLock(locking.Lock):
     def break_(self) -> bool:
         """Take the lock away from all holders, and return whether the lock had a holder.
 
-        The holders are not notified. Their ``release`` and ``is_still_owner`` return False.
+        The holders are not notified. ``release`` and ``is_still_owner`` of a former holder return False.
         """
         with _tooz_errors(f"the lock {self._key!r}"):
             broken = [force_release(self._store, self._key, holder.token) for holder in self._lock.holders()]
@@ -276,8 +276,8 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             The number of seconds after which to call this method again.
 
         Raises:
-            ToozConnectionError: the store can't be reached, or it has recorded this member as dead. In the latter case
-                call ``stop`` and ``start``, and join again.
+            ToozConnectionError: the store can't be reached, or it has recorded this member as dead. A member that is
+                recorded as dead must call ``stop`` and ``start``, and join again.
         """
         with _tooz_errors(self._url):
             self._store.check([GROUPS])  # reads what others wrote, and so a record of this session's death

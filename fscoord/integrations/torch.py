@@ -1,6 +1,6 @@
 """`TorchStore` wraps a store as a `torch.distributed.Store`. `rendezvous` serves ``init_method="fscoord:///path"``.
 
-The import of this module registers the URL scheme. It needs the extra ``fscoord[torch]``.
+The import of this module registers the URL scheme. The module needs the extra ``fscoord[torch]``.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
 
     Apart from its scheme, the URL is that of `open_store`, with the same options in its query. ``fscoord:///path`` and
     ``fscoord:////path`` mean the same, because torch writes four slashes. Only the host ``localhost`` is accepted.
-    ``rank`` and ``world_size`` belong to the process group. They are given in the URL, or as arguments of
+    ``rank`` and ``world_size`` belong to the process group. The caller gives both in the URL, or as arguments of
     ``init_process_group``.
 
     The store is opened with ``world_size``, so each launch is a run of the store (see `FileStore`), and reads no

@@ -47,7 +47,7 @@ class Access:
         """Create the directory `path`. Users who may use the rendezvous's file may enter the directory.
 
         Args:
-            path: the path. Its parent exists. An empty directory at `path` is replaced.
+            path: the path. The parent directory must exist. An empty directory at `path` is replaced.
             mode: the permissions of the directory, before the umask, if only the owner may use the rendezvous's file.
             is_shared: whether each user who may write to the rendezvous's file may also create, rename and remove files
                 in the directory.

@@ -22,13 +22,13 @@ at the end of the lease other processes may acquire the resource that the comman
 
 The mode is one of three. A *worker* runs in a session of its own, without input. When it has ended, all its remaining
 descendants are killed. A *held* command runs where the warden was started: on its terminal, with its input, in its
-process group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants
-of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, from the kernel. So
-the warden does not forward such a signal. If the warden was started with a signal ignored, as by nohup(1), the signal
-stays ignored.
+process group. The warden waits until the descendants of a held command have finished. The warden does not wait for the
+descendants of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, from the
+kernel. So the warden does not forward such a signal. If the warden was started with a signal ignored, as by nohup(1),
+the signal stays ignored.
 
-psutil can't replace this module, because it has no prctl(2). It is also slower: to find the 100 descendants of a
-process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every
+psutil can't replace this module, because psutil has no prctl(2). psutil is also slower: to find the 100 descendants of
+a process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every
 process. The lists of children in /proc took 1.2 ms.
 """
 

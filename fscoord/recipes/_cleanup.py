@@ -144,7 +144,7 @@ def as_one_wait(
 
     Args:
         awaited: the purpose of the wait.
-        describe: returns what is awaited, as text for the warning about a slow wait.
+        describe: returns a text for the warning about a slow wait, which names the awaited object.
         steps: called with a logger; returns the steps. All requests of the steps must use this logger.
     """
     slow_logger = SlowWaitLogger(__name__, describe, awaited=awaited)
@@ -161,7 +161,8 @@ PARTS: Final[dict[Any, tuple[Callable[..., Any], Undo | None, tuple[type[BaseExc
 def _named_as(do: Any, method: T, hidden: int) -> T:
     """Give `method` the name, the documentation and the signature of `do`, and return `method`.
 
-    The signature omits the first `hidden` arguments after `self`. Its return type is the result of the steps.
+    The signature omits the first `hidden` arguments after `self`. The return type is the type of the result of the
+    steps.
     """
     code, given = do.__code__, do.__code__.co_varnames[1 : 1 + hidden]
     names = (*[name for name in code.co_varnames if name not in given], *given)

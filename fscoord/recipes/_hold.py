@@ -336,7 +336,8 @@ class Exclusive(Undoable, ContextDecorator):
         """Decorate `function`: each call runs in a ``with`` block of this object. Example: ``@Lock(store, "report")``.
 
         Raises:
-            TypeError: `function` is a coroutine function or a generator function. Its body would run after the call.
+            TypeError: `function` is a coroutine function or a generator function. The body of `function` would run
+                after the call.
         """
         if getattr(getattr(function, "__code__", None), "co_flags", 0) & RUNS_LATER:
             raise TypeError(

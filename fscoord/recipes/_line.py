@@ -10,8 +10,9 @@ Each process that changes the line also serves, in the same write, the entries w
 *wake key* of each of these entries. Only the process of the entry waits for this key. Each waiting process also watches
 the session of its predecessor in line, and removes the predecessor's entry if the session is dead. A process may die
 after it has served the next entry and before it has set the wake key. The next process then notices this death, because
-it watches the dead process, and reads the line. If several entries were served at once, the others read the line again
-within `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order, and also watches only the predecessor.
+it watches the dead process, and reads the line. If the dead process served several entries at once, the other served
+processes read the line again within `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order, and also watches only
+the predecessor.
 
 No wake key stays in the store, whenever a process dies. The write that serves an entry also records in the line that
 the process is about to set the key. The record stays until the key has been deleted, or until the process that sets the

@@ -1,4 +1,4 @@
-"""`Election`: one candidate leads, the others wait, and every process can find out which candidate leads."""
+"""`Election`: one candidate leads, the other candidates wait, and every process can find out which candidate leads."""
 
 from __future__ import annotations
 

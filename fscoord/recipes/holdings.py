@@ -1,7 +1,7 @@
 """`lines` and `items` show, from the keys of a store, which processes hold or await locks and have taken queue items.
 
-Tools that show a store use these functions. They do no I/O: they take the values of keys instead of a store. They skip
-keys of other programs.
+Tools that show a store use these functions. The functions do no I/O: they take the values of keys instead of a store.
+The functions skip keys of other programs.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class RLock(Lock):
     The thread must release the lock as often as it has acquired it. An acquisition through another object waits, even
     in the same thread.
 
-    A `threading.Condition` may use the lock. Its ``notify`` wakes only threads of this process.
+    A `threading.Condition` may use the lock. ``notify`` of the condition wakes only threads of this process.
     """
 
     _whose = "thread or task"
@@ -212,7 +212,7 @@ class Semaphore(Exclusive):
 
 
 class Side(Exclusive):
-    """The reader side or the writer side of a `ReadWriteLock`. Its methods are those of `fscoord.recipes.Lock`."""
+    """The reader side or the writer side of a `ReadWriteLock`. The methods are those of `fscoord.recipes.Lock`."""
 
     _policy = staticmethod(readers_or_writer)
 

@@ -288,8 +288,8 @@ class Queue(Undoable):
     def _look(self) -> bool:
         """List the items that may be taken, unless the last list is valid. Return whether a new list was made.
 
-        A list is valid for `LOOK_S` seconds. It becomes invalid when an item is released, because this item may precede
-        the listed items. In a priority queue, the list also becomes invalid when an item is put.
+        A list is valid for `LOOK_S` seconds. The list becomes invalid when an item is released, because this item may
+        precede the listed items. In a priority queue, the list also becomes invalid when an item is put.
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)

@@ -106,7 +106,7 @@ class KeepAliveThread:
             self._store.close()
 
     def check(self, state: State, *, everyone: bool = False) -> tuple[frozenset[str], frozenset[str]]:
-        """Record the nodes in `state`, and probe some of them. Return the nodes known alive and the nodes known dead.
+        """Record the nodes in `state`, and probe some nodes. Return the nodes known alive and the nodes known dead.
 
         A node that is known alive is not probed. Without `everyone`, the probes end when the next `NEIGHBOURS` living
         successors in the ring of sorted names are known. Each node is probed at most once in `POLL_INTERVAL_S`.

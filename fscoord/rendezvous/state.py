@@ -9,7 +9,7 @@ A round is first *forming*, then *complete*. When one of its participants dies, 
 - A round is complete when it has `Limits.max_nodes` participants. If it has at least `Limits.min_nodes`, it is complete
   at the end of the *last call*, a time in which more nodes may join. Only a node that knows that all participants are
   alive completes the round. So no round is completed with the dead participants that an earlier job has left in the
-  state. The first participant has seen the others join, so it knows at once that they are alive.
+  state. The first participant has seen the other participants join, so it knows at once that they are alive.
 - A node that comes to a complete round waits. A waiting node beyond `Limits.max_nodes` is a *spare*.
 - No node joins a closed rendezvous. When all its nodes are dead, the next node begins another life.
 - With `Limits.late_nodes` there are no spare nodes: a new node that finds no place is *refused*, because it may belong

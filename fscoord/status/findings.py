@@ -1,4 +1,4 @@
-"""`find_all` finds likely faults in a `Picture`, the most urgent first. It does no I/O and reads no clock."""
+"""`find_all` finds likely faults in a `Picture`, the most urgent first. The module does no I/O and reads no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Rates` computes how fast the participants of a file store write between two pictures. It does no I/O."""
+"""`Rates` computes how fast the participants of a file store write between two pictures. The module does no I/O."""
 
 from __future__ import annotations
 

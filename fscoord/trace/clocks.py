@@ -261,9 +261,9 @@ class _Group:
     def _bounds(self, window: list[tuple[int, Meeting]]) -> dict[Clock, tuple[int, int]] | None:
         """Return the offset of each clock at the middle of `window`, and its bound; None if the constraints conflict.
 
-        The largest drift up to the middle depends on the offset of the clock, which is the unknown. So the method
-        solves the constraints twice. The first solution uses rough offsets for the drift. The second solution uses the
-        offsets of the first, which are more precise.
+        The largest drift up to the middle depends on the offset of the clock, and the offset is the unknown. So the
+        method solves the constraints twice. The first solution uses rough offsets for the drift. The second solution
+        uses the offsets of the first, which are more precise.
         """
         middle = window[len(window) // 2][0]
         known: dict[Clock, tuple[int, int]] = {}

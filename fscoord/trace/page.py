@@ -1,7 +1,7 @@
 """`make_page` makes one HTML page of a trace: a time line that can be zoomed, and the tables of the report.
 
-The page needs no network. It is the template ``page.html`` of this package with the data of `page_data`, from which a
-script in the page draws the time line.
+The page needs no network. The page is the template ``page.html`` of this package with the data of `page_data`. A script
+in the page draws the time line from this data.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def make_page(trace: Trace) -> str:
 
 
 def _headline(report: Document) -> str:
-    """Return a sentence about the process for which the others waited longest in barriers."""
+    """Return a sentence about the process for which the other processes waited longest in barriers."""
     rows = report["last_to_come"]
     if not rows:
         return "No barrier of two ranks or more was passed."

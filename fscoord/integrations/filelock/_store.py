@@ -51,7 +51,7 @@ class Turn(Lock):
             )
 
     def timeout_error(self, lock_file: str) -> filelock.Timeout:
-        """Return filelock's error for a wait that was not granted. Its cause names the holders."""
+        """Return filelock's error for a wait that was not granted. The cause of the error names the holders."""
         error = filelock.Timeout(lock_file)
         error.__cause__ = self._line.timed_out(self._what, self.limit)
         return error

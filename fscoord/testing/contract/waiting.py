@@ -314,7 +314,7 @@ class Interrupts(ContractTests):
 
     @pytest.fixture
     def ctrl_c(self) -> Iterator[CtrlC]:
-        """Yield a `CtrlC`. It replaces the process's handler for SIGINT during the test."""
+        """Yield a `CtrlC`, which replaces the process's handler for SIGINT during the test."""
         with CtrlC() as ctrl_c:
             yield ctrl_c
 
