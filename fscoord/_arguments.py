@@ -42,7 +42,7 @@ DEFAULT_TIMEOUT = 300.0
 KEY_MAX = 1024
 """The longest key, in bytes."""
 VALUE_MAX = 64 * 1024 * 1024
-"""The longest value, in bytes. The keys and values of one `Store.multi_set` may also have at most this total size."""
+"""The longest value, in bytes. The keys and values of one `Store.multi_set` together have at most this length, too."""
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 

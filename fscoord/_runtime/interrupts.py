@@ -20,7 +20,7 @@ a C function, and at a jump backwards.
    an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
    released. After a C function, the handler raises when the lock is free.
 4. **A foreign exception passes through unchanged.** A clause that catches an `OSError`, an `ImportError` or a
-   `RuntimeError` calls `raise_if_foreign` first; `ignoring` does that for an error that is dropped. Otherwise a
+   `RuntimeError` calls `raise_if_foreign` first. A clause that drops the error uses `ignoring` instead. Otherwise a
    handler's `TimeoutError`, which is an `OSError`, would be retried, reported as a failure of the file system, or lost.
 5. **Python code that must not be interrupted runs in a bare thread** (`BareCall`), because handlers run in the main
    thread only. For example, a `KeyboardInterrupt` inside importlib can leave the lock of a module locked for ever.

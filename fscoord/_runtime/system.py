@@ -344,7 +344,7 @@ def open_regular(path: str) -> IO[bytes]:
 
 
 def at_end_of_child(call: Callable[[], object]) -> None:
-    """If this process is a child of multiprocessing, call `call` when it ends. Otherwise do nothing.
+    """If this process is a child of multiprocessing, call `call` when the process ends. Otherwise do nothing.
 
     A child of multiprocessing may end without a call of the functions of `atexit`. Such a child always runs
     multiprocessing's finalizers.

@@ -27,7 +27,8 @@ class Awaited(NamedTuple):
     Attributes:
         kind: the kind of the object: one of the constants of this module.
         name: the name that the caller gave to the object.
-        size: how many ranks or nodes must arrive; 0 if the number is unknown, or does not apply.
+        size: how many ranks or nodes must arrive; 0 if the number is unknown, or if nothing arrives at this kind of
+            object.
     """
 
     kind: str

@@ -86,7 +86,7 @@ class WaitRequest(NamedTuple):
 class ArrivalRequest(NamedTuple):
     """A request to arrive at a barrier: record an arrival in `key`, and wait for `done`. The last rank sets `done`.
 
-    A store may record the arrival and arm the wait in one operation, under one hold of its lock.
+    A store may record the arrival and begin the wait in one operation, under one hold of its lock.
     `fscoord._waiting.rounds.is_last` tells which arrival is the last.
 
     Attributes:
@@ -174,8 +174,9 @@ THREAD_BACKEND: Final = WaitBackend()
 class Wait(Protocol[T_co]):
     """One wait. Only one thread at a time may use it.
 
-    An operation that changes the store may arm a wait while it still holds the store's lock. Then the operation has
-    tested the condition under this lock, and the wait needs no `look` before its first sleep.
+    To arm a wait is to request its wake-up at the next change of the store. An operation that changes the store may arm
+    a wait while the operation still holds the store's lock. Then the operation has tested the condition under this
+    lock, and the wait needs no `look` before its first sleep.
     """
 
     def look(self) -> T_co | NotYet:
@@ -201,7 +202,7 @@ class Wait(Protocol[T_co]):
         """The waker that ends a sleep. An event loop waits for it and does not call `sleep`."""
 
     def close(self) -> None:
-        """End the wait, and disarm it. This method may be called twice."""
+        """End the wait, so that no change of the store wakes it any more. This method may be called twice."""
 
 
 def block_on(wait: Wait[T]) -> T:

@@ -64,7 +64,7 @@ class AsyncioBackend(WaitBackend):
         self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether this backend is for `loop`, and no fork separates this process from its creation."""
+        """Return whether this backend is for `loop`, and was made in this process and not in its parent."""
         return self.loop is loop and self._life == system.process_epoch()
 
     def new_waker(self) -> AsyncioWaker:

@@ -210,7 +210,7 @@ def store_url(ctx: click.Context) -> str:
 
 
 def _not_empty(ctx: click.Context, what: str, url: str) -> str:
-    """Return `url`. Refuse an empty one: an unset variable of a shell must not lead to another store."""
+    """Return `url`. Refuse an empty `url`: an unset variable of a shell must not lead to another store."""
     if not url:
         raise click.UsageError(f"{what} is empty: name a path or an address", ctx)
     return url
@@ -303,8 +303,8 @@ with_existing_store: Final = _with_store(_open_existing)
 """Opens a store for writing, but creates no file store, because the path may be mistyped. For verbs that read a store
 and write only the deaths that they find."""
 with_store_that_appears: Final = _with_store(partial(_open_to_look, advice=RECORDS_DEATHS))
-"""Opens a store for writing, and creates a missing one. For a verb that waits for data and writes only the deaths that
-it finds."""
+"""Opens a store for writing, and creates a missing store. For a verb that waits for data and writes only the deaths
+that it finds."""
 with_store_to_read: Final = _with_store(partial(_open, looks_only=True))
 """Opens a file store for reading only, so a mistyped path creates no store."""
 with_store_to_watch: Final = _with_store(partial(_open, looks_only=True), WITHOUT_LIMIT)

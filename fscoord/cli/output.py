@@ -246,7 +246,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers:
 
 
 def _columns(text: str) -> int:
-    """Return how many columns of a terminal `text` takes: two for a wide character, none for a combining one."""
+    """Return how many columns of a terminal `text` takes: two for a wide character, none for a combining character."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width

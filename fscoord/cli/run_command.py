@@ -60,7 +60,7 @@ class Command(NamedTuple):
 
 
 class HoldOptions(NamedTuple):
-    """How to acquire a hold.
+    """How to acquire a hold: a lock, a slot of a semaphore or the leadership of an election.
 
     Attributes:
         limit: how long to wait, in seconds; 0 tries once, without entering the queue; None is the store's timeout.

@@ -195,7 +195,7 @@ class LocalAgent(AgentProtocol):
 
 
 class MailboxAgent(LocalAgent):
-    """The agent that uses the mailbox. If this agent hangs, the examination ends, but the agent's process lives on.
+    """The agent that uses the mailbox. If this agent hangs, the examination ends, but the agent's process continues.
 
     When the hanging call returns, the process reads the end of its standard input, and leaves the mailbox.
     """

@@ -44,7 +44,7 @@ LOOK_S: Final = 1.0
 store, but this write may fail."""
 
 _open: list[Store] = []
-"""The stores that this module has opened. The stores stay open, because a rank whose session has ended counts as dead."""
+"""The stores that this module has opened. Each stays open, because a rank whose session has ended counts as dead."""
 
 _uses = count(1)  # a process may initialize again, after jax.distributed.shutdown
 

@@ -72,8 +72,9 @@ class FscoordLock(locking.Lock):
 
         Args:
             blocking: whether to wait. A number is a timeout in seconds.
-            shared: whether to hold the lock together with others that hold it shared.
-            timeout: the longest wait, in seconds; None means no limit. A call that does not block ignores it.
+            shared: whether to hold the lock together with other holders that hold it shared.
+            timeout: the longest wait, in seconds; None means no limit. A call that does not block ignores this
+                argument.
         """
         waits, limit = utils.convert_blocking(blocking, timeout)
         with _tooz_errors(f"the lock {self._key!r}"):

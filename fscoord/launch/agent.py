@@ -378,7 +378,9 @@ class Agent:
         return has_ended
 
     def _crews(self, info: RendezvousInfo) -> list[Crew] | None:
-        """Return the crew of each node, or None if the round was broken before all nodes had published a crew.
+        """Return the crew (the number and the role of the workers) of each node.
+
+        Return None if the round was broken before all nodes had published a crew.
 
         Raises:
             RendezvousTimeoutError: a node did not publish its crew within the store's timeout.

@@ -157,7 +157,10 @@ class WorkerGroup:
 
 
 class _Worker:
-    """One worker: the process of its warden, and the threads that read the worker's output and the warden's report."""
+    """One worker: its warden, and the threads that read the worker's output and the warden's report.
+
+    The warden is the process that starts the worker, and kills it with all its descendants.
+    """
 
     def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[Failure], None]) -> None:
         self._rank = rank

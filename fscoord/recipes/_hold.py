@@ -155,7 +155,10 @@ class Exclusive(Undoable, ContextDecorator):
         """Do the subclass's part of an acquisition. If this method raises, the acquisition is undone."""
 
     def _end(self, served: Entry) -> None:
-        """Do the subclass's part of a release, before the entry leaves the line. May be called twice per release."""
+        """Do the subclass's part of a release, before the entry leaves the line.
+
+        This method may be called twice per release.
+        """
 
     def _undo(self, got: list[str]) -> None:
         """Undo an acquisition that raised an error at an unknown point. `got` has the ids of the acquisition's entries.

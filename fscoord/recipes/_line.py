@@ -167,7 +167,7 @@ class Line:
         return None
 
     def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
-        """Append an entry with the id `name` and return the entry. If its token is not 0, the entry is already served.
+        """Append an entry with the id `name` and return the entry. If its token is not 0, the entry holds the resource.
 
         Return None and change nothing if `only_if_served` is true and the entry would have to wait. Also return None if
         no compare-and-set succeeds within `limit` seconds, and `limit` is less than the store's timeout.
@@ -190,7 +190,7 @@ class Line:
             return None
 
     def leave(self, name: str) -> bool:
-        """Remove the entry `name` and serve the next entries. Return whether `name` was still in line."""
+        """Remove the entry `name`, so that the next entries acquire. Return whether `name` was still in line."""
         alone, text, new = self._alone
         if alone == name:
             found = self._store.compare_set(self._key, text, new)
@@ -215,7 +215,9 @@ class Line:
             self.leave(name)
 
     def await_turn(self, entry: Entry, timeout: float, kind: str) -> WaitSteps[Entry | None]:
-        """Wait until `entry` is served, and return the served entry. After the timeout, remove `entry` and return None.
+        """Wait until `entry` acquires the resource.
+
+        Return the entry with its fencing token. After the timeout, remove `entry` and return None.
 
         Args:
             entry: an entry of this process that waits in line.
@@ -263,12 +265,12 @@ class Line:
                     self._bury(suspects, before)
 
     def renew(self, name: str) -> bool:
-        """Renew the lease of the entry `name`. Return whether the entry is still in line and served."""
+        """Renew the lease of the entry `name`. Return whether the entry still holds the resource."""
         entries = self._change(lambda entries: [with_new_sign(each) if each.id == name else each for each in entries])
         return bool(_served(entries, name))
 
     def still_holds(self, entry: Entry) -> bool:
-        """Return whether `entry` is in line and served."""
+        """Return whether `entry` is in line and holds the resource."""
         return bool(_served(self.entries(), entry.id))
 
     def lost(self, entry: Entry) -> LockLostError:
@@ -412,7 +414,7 @@ class Line:
         return [each for each in wake_ups if each not in over and each.id not in self._cleared]
 
     def _serve(self, state: State, knows: str) -> tuple[State, list[str]]:
-        """Serve the entries whose turn has come. Return the new line and the ids of these entries.
+        """Serve the entries that may now hold the resource. Return the new line and the ids of these entries.
 
         The new line has a wake-up for each of these entries except `knows`, the caller's own entry.
         """

@@ -2,7 +2,7 @@
 
 An item is a value of the store until its consumer acknowledges it. A consumer takes an item by writing a *claim* to a
 second key, by compare-and-set. The claim is valid while the consumer's session lives. So no item is lost if its
-consumer dies. `~fscoord.Store.queue_pop` can't promise this: if the process dies, the value that it popped is gone.
+consumer dies. `~fscoord.Store.queue_pop` can lose a value: if the process dies, the value that it popped is gone.
 kazoo's ``LockingQueue`` also keeps an item, under a lock of its consumer, until the item was processed.
 
 A consumer that finds no item deletes the wake-up key, lists the items once more, and sleeps until the key exists. A put

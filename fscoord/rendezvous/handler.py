@@ -421,7 +421,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return whether this node must probe all other nodes, because the result may change its `decision`.
 
         Usually the first participant completes the round. Any other node probes only if the state did not change during
-        a wait. Otherwise all nodes would probe all other nodes.
+        a wait. If every node probed, the number of probes would grow with the square of the number of nodes.
         """
         is_first = state.participants[:1] == (self._node,)
         return (is_first or state == waited_for) and decision != decide(
