@@ -53,7 +53,7 @@ class Run:
         self._teardowns: list[tuple[str, Callable[[bytes], object], bytes]] = []
 
     def register(self) -> None:
-        """Record that this worker may use values of other workers. Every worker calls this before its first test.
+        """Record that this worker may use values of other workers. Every worker calls it before its first test.
 
         The call takes the lock that a teardown holds. So a worker that replaces a dead worker can't register during a
         teardown.

@@ -321,7 +321,7 @@ class Holds:
         return self._trace.processes[span.process].title
 
     def _blockers(self, waiter: Span, holds: list[Span], ends: list[int]) -> list[tuple[Span, int]]:
-        """Return each hold of another process during the wait of `waiter`, and for how many ns hold and wait overlap."""
+        """Return each hold of another process during the wait of `waiter`, and how many ns of the wait it covers."""
         found = []
         until, apart = waiter.begin + waited(waiter), 0
         for place in range(bisect_right(ends, waiter.begin), len(holds)):
