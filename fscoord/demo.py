@@ -1,4 +1,4 @@
-"""An example: processes share the work of counting words. `fscoord demo` prepares the store and starts them.
+"""An example: processes share the work of counting words. `fscoord demo` prepares the store and starts the processes.
 
 ``python -m fscoord.demo STORE DIRECTORY RANK WORLD_SIZE TIMEOUT [kill]``
 """

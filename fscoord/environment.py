@@ -1,6 +1,6 @@
 """Finds the rank, world size, local rank, local world size and run of this process in environment variables.
 
-`detect` returns the values, and the names of the variables that have them. Only the nearest launcher counts. For
+`detect` returns the values, and the names of the variables from which they come. Only the nearest launcher counts. For
 example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but these
 describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, MVAPICH, PMI (MPICH, Intel MPI),
 jsrun (LSF), PMIx, PALS (HPE Cray), Flux, Slurm, Kubernetes (an Indexed Job) and pytest-xdist.

@@ -70,7 +70,7 @@ class Capabilities(NamedTuple):
     """The optional features and the limits of one kind of store.
 
     The defaults describe a store without any optional feature. The test suite in ``fscoord.testing`` checks that a
-    store has the capabilities that it claims. The table "Stores compared" in the documentation shows them.
+    store has the capabilities that it claims. The table "Stores compared" in the documentation shows the capabilities.
 
     Attributes:
         processes: several processes can share one store.
@@ -87,7 +87,7 @@ class Capabilities(NamedTuple):
             key is not UTF-8.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         changes_conditionally: `Store.create`, `Store.pop` and `Store.delete_key` with ``expected`` work, each in one
-            step. If False, they raise `StoreError`.
+            step. If False, these operations raise `StoreError`.
         value_max: the longest value, in bytes. This number may also limit the size of one `Store.multi_set`.
     """
 
@@ -272,7 +272,7 @@ class Store(ABC):
     def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """Return the values of `keys`, in the order of `keys`.
 
-        If values are missing, wait for all of them. `timeout` limits the whole wait.
+        If values are missing, wait until all keys have values. `timeout` limits the whole wait.
 
         Raises:
             StoreTimeoutError: a value is still missing at the deadline. The ``keys`` of the error are all missing keys.
@@ -698,7 +698,7 @@ ADDED_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "queue_pop": {"timeout": None},
     "delete_key": {"expected": None},
 }
-"""Arguments that were added to methods of `Store`, with their defaults. Older stores of other packages lack them."""
+"""Arguments that were added to methods of `Store`, with their defaults. Older stores of other packages lack these."""
 
 
 def _accepts(method: Any, added: dict[str, Any]) -> Any:

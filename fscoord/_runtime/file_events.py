@@ -59,8 +59,8 @@ class PollableSource(ABC):
     """The base class of sources that the waiting threads read. A wait also ends on `interrupt` or when a process ends.
 
     Several threads use one source at the same time, without a lock. With a lock, a signal handler that waits would
-    deadlock if it interrupted a wait that holds the lock. So every change of shared data is one operation on a dict or
-    a set.
+    deadlock if the handler interrupted a wait that holds the lock. So every change of shared data is one operation on a
+    dict or a set.
 
     Another thread may close the source while a method runs. A signal handler may fork in the middle of a method. Then
     the child continues the method with closed descriptors. After a close or a fork, the source watches no process, and

@@ -5,7 +5,7 @@ change is never completed in the child, and the locks of that thread are never r
 inherits keep the parent's file locks. So a child creates every mutex of the package again and closes every descriptor.
 
 A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in the
-order of `ORDER`, whatever the order of imports. If a signal handler interrupts them, for example after Ctrl-C, all
+order of `ORDER`, whatever the order of imports. If a signal handler interrupts a step, for example after Ctrl-C, all
 steps run again. So it must be safe to run each step twice. A step may only acquire mutexes that the same step or an
 earlier step has created again. A step does not call `process_epoch`. docs/forks.md lists what each step does.
 """
@@ -78,7 +78,7 @@ def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
     """Register `call` as the step named `step`.
 
     After `os.fork`, Python runs the steps in the child. After a fork by C code, the first operation of the child runs
-    them.
+    the steps.
 
     Raises:
         ValueError: `ORDER` has no such name.

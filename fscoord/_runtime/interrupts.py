@@ -12,7 +12,7 @@ a C function, and at a jump backwards.
    C functions, as in ``descriptors.update(map(os.open, ...))`` or `in_one_chain`. So an interruption comes before the
    descriptor exists, or after its owner has recorded it. With two statements, an interruption between them would lose
    the descriptor and every lock that belongs to it. Closing is also one chain: the number is first removed from the
-   record and then closed, because another thread may get the same number as soon as it is closed.
+   record and then closed, because another thread may get the same number as soon as the descriptor is closed.
 2. **A mutex is a bare lock in a ``with``.** No handler can run between the moment when the interpreter acquires the
    lock and the moment when it enters the block. `threading.Condition` and `threading.Event` are written in Python: an
    interruption inside them can leave their lock locked for ever.
@@ -60,7 +60,7 @@ _OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
 
 
 def in_one_chain(*steps: partial[Any]) -> list[Any]:
-    """Call `steps`, which must be C functions. No signal handler can run between them. Return the list of results."""
+    """Call `steps`, which must be C functions. No signal handler runs between two steps. Return the list of results."""
     return list(map(partial.__call__, steps))
 
 
@@ -162,7 +162,7 @@ class BareCall(Generic[T]):
     """Calls `work` in a new thread, where no signal handler can interrupt the call (rule 5 in `interrupts`).
 
     Attributes:
-        refusal: the error of the interpreter if it can't start a thread. Then `work` is not called.
+        refusal: the error of the interpreter if the thread can't be started. Then `work` is not called.
         result: the result of the call, if it has returned.
         error: the exception of the call, if it has raised one.
         is_over: whether the call has ended.

@@ -1,6 +1,6 @@
 """Signal handlers for the command line: no signal is lost, and a command can clean up after a termination signal.
 
-The library does not use this module, because it does not change the signal handlers of its caller.
+The library does not use this module, because the library does not change the signal handlers of its caller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fscoord._runtime import system
 
 RESEND_AFTER_S = 0.01
-"""The delay, in seconds, before a lost signal is sent again. The signal is sent repeatedly until it arrives."""
+"""The delay, in seconds, before a lost signal is sent again. The signal is sent repeatedly until its handler succeeds."""
 
 
 class Terminated(SystemExit):
@@ -100,7 +100,7 @@ def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Abstra
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Context manager that defers signals to the end of its body, if they have Python handlers. The body must be short.
+    """Context manager that defers each signal that has a Python handler to the end of the body. The body must be short.
 
     The signal handlers are replaced. The signals are not blocked in the kernel, because a process that the body starts
     would inherit the blocked signals. A signal without a Python handler is not deferred: it is ignored, or it ends this
@@ -118,7 +118,7 @@ def defer_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on. Programs that this process starts also ignore them.
+    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on. Programs that this process starts also ignore these signals.
 
     Call this function only in a program that ends when its parent process ends.
     """

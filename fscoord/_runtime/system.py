@@ -4,7 +4,7 @@ Other modules call ``system.os.read(...)``, for example. So pyfakefs and the fau
 whole package in one place. The price is one attribute lookup per call.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
-descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.
+descriptor of the same number. Code that uses one of these functions checks `is_fake_fs` first.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def process_state(pid: int) -> str:
 
 
 def _stat_fields(pid: int | str) -> list[str]:
-    """Return the fields of proc_pid_stat(5) of process `pid`, beginning with the state; [] if they are unknown."""
+    """Return the fields of proc_pid_stat(5) of process `pid`, beginning with the state; [] if the fields are unknown."""
     return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
@@ -367,7 +367,7 @@ def make_node(
     publish: Callable[..., object],
     owned_fds: set[int],
 ) -> int:
-    """Create a directory or a FIFO, set its permissions, and move it to `path`. Return a descriptor of it.
+    """Create a directory or a FIFO, set its permissions, and move it to `path`. Return a descriptor of the new node.
 
     mkdir(2) and mkfifo(2) return no descriptor. Before the permissions are set, another user who may rename files in
     the parent directory could replace the new node by another file of this user. So the node is created in a new
@@ -435,7 +435,7 @@ def make_directory(path: str, mode: int, permit: Callable[[int], object]) -> int
 
 
 def sync_data(fd: int) -> None:
-    """Write the data of `fd` to the disk (fdatasync(2)), so that they survive a power failure.
+    """Write the data of `fd` to the disk (fdatasync(2)), so that the data survive a power failure.
 
     On macOS, fsync(2) only writes to the disk's volatile cache. There, F_FULLFSYNC of fcntl(2) also flushes this cache.
     """
@@ -506,8 +506,8 @@ def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
 
 
 _closers: dict[int, weakref.ref[Any]] = {}
-"""{id of a `Descriptors`: weak reference to the object that uses them}. The callback of the reference closes the
-descriptors."""
+"""{id of a `Descriptors`: weak reference to the object that uses the descriptors}. The callback of the reference closes
+the descriptors."""
 
 
 def close_when_collected(owner: object, descriptors: Descriptors) -> None:

@@ -66,7 +66,7 @@ Span = list[Any]
 
 A list takes a quarter of the time that an object with attributes takes, and can be encoded directly. The facts are
 names and values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other
-modules pass spans on and don't read them.
+modules pass spans on, but don't read the items of a span.
 """
 
 KIND, NUMBER, THREAD, BEGIN, END, NAME, PLACE, RANK, OUTCOME = range(9)
@@ -98,7 +98,7 @@ class Recorder:
         _all.add(self)
 
     def forget(self) -> None:
-        """Drop all spans and files in a forked child, because they belong to its parent."""
+        """Drop all spans and files in a forked child, because the spans and files belong to its parent."""
         self._busy = system.threading.Lock()  # held by the thread that writes; no thread waits for it
         self._numbers = count(1)
         self._pending: deque[Span] = deque(maxlen=PENDING_MAX)

@@ -39,8 +39,9 @@ class NeededRanks:
     Args:
         ranks: the ranks that are needed at the beginning.
         key: the key, as returned by `key_bytes`.
-        judge: returns the ranks that are still needed, given the value of `key`. If no rank is needed, the wait ends.
-            A store may call it under its lock, so it must neither use the store nor raise an exception.
+        judge: returns the ranks that are still needed, given the value of `key`. If no rank is needed, the wait ends. A
+            store may call this function under the store's lock, so the function must neither use the store nor raise an
+            exception.
     """
 
     def __init__(self, ranks: list[int], key: bytes, judge: Callable[[bytes], list[int]]) -> None:
@@ -143,7 +144,7 @@ class Waker(Protocol):
     """Ends the sleep of one wait."""
 
     def set(self) -> bool:
-        """Wake the waiter, or end its next sleep at once if it is awake. Return False if the waker was set already.
+        """Wake the waiter, or end the next sleep of an awake waiter at once. Return False if the waker was set already.
 
         Any thread may call this method.
         """
@@ -199,7 +200,7 @@ class Wait(Protocol[T_co]):
 
     @property
     def waker(self) -> Waker:
-        """The waker that ends a sleep. An event loop waits for it and does not call `sleep`."""
+        """The waker that ends a sleep. An event loop waits for the waker, and does not call `sleep`."""
 
     def close(self) -> None:
         """End the wait, so that no change of the store wakes it any more. This method may be called twice."""

@@ -105,7 +105,7 @@ class AsyncioBackend(WaitBackend):
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> bool:
     """Schedule `call` in `loop`. Any thread may call this function.
 
-    Return False if the loop is closed. The call is then not scheduled, and no task waits for it.
+    Return False if the loop is closed. Then `call` is not scheduled, and no task waits for `call`.
     """
     try:
         loop.call_soon_threadsafe(call, *arguments)

@@ -71,7 +71,7 @@ class PendingCall(Generic[T]):
         """Return the result of the call.
 
         Raises:
-            CancelledError: the task was cancelled while it waited for the call.
+            CancelledError: the task was cancelled while the task waited for the call.
             BaseException: the call raised this exception, and the task was not cancelled.
         """
         error, self.error = self.cancelled or self.error, None

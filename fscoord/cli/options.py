@@ -217,7 +217,7 @@ def _not_empty(ctx: click.Context, what: str, url: str) -> str:
 
 
 def named_url(ctx: click.Context, argument: str) -> str:
-    """Return `argument`, the address of a store. Refuse a --store that differs from it."""
+    """Return `argument`, the address of a store. Refuse a --store that differs from `argument`."""
     other = ctx.meta.get(_URL)
     if other not in (None, argument):
         raise click.UsageError(f"which store? The argument names {argument}, and --store names {other}; give one", ctx)
@@ -231,7 +231,7 @@ def limit_text(limit: timedelta | float | None) -> str:
 
 
 def given_timeout(ctx: click.Context) -> float | None:
-    """Return the --timeout of the command line in seconds, or None if it was not given."""
+    """Return the --timeout of the command line in seconds, or None if the option was not given."""
     limit: float | None = ctx.meta.get(_TIMEOUT)
     return limit
 

@@ -68,7 +68,7 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
 
 
 def _text(data: bytes | str) -> str | None:
-    """Return `data` as text, or None if it is not UTF-8."""
+    """Return `data` as text, or None if `data` is not UTF-8."""
     try:
         if isinstance(data, bytes):
             return data.decode()
@@ -159,7 +159,7 @@ def _is_watched() -> bool:
 
 
 def flush() -> None:
-    """Flush standard output now, so that an error is raised while it can be reported."""
+    """Flush standard output now, so that an error is raised while the command can still report it."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

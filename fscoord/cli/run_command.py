@@ -151,7 +151,7 @@ def environment(token: int | None) -> dict[str, str]:
 
 
 def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, command: Command) -> Ending | None:
-    """Acquire `hold`, run the command, and release `hold`. Return None if it was not acquired in time."""
+    """Acquire `hold`, run the command, and release `hold`. Return None if `hold` was not acquired in time."""
     limit = to_seconds(store.timeout) if waits.limit is None else waits.limit
     with raise_on_termination():
         start = system.time.monotonic()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
 ORDERS: Final = ("wait", "rank", "rate")
-"""The orders of the rows. The key ``s`` goes through them in turn."""
+"""The orders of the rows. Each press of the key ``s`` chooses the next order."""
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "REC/S", "WAITED", "HOLDS", "WAITS FOR")
 NUMBERS: Final = ("RANK", "REC/S", "WAITED")

@@ -1,8 +1,8 @@
 """`Arrivals` records and reads which ranks have arrived at a barrier, and makes the errors that name missing ranks.
 
-Arrivals are tokens in the value of one key. If ranks die before they arrive, a further token, a *verdict*, may name
-them. A verdict breaks the present *round* of the barrier: all ranks that have arrived raise an error, and a new round
-begins. `fscoord._waiting.rounds` describes and parses the tokens.
+Arrivals are tokens in the value of one key. If ranks die before they arrive, a further token, a *verdict*, may name the
+dead ranks. A verdict breaks the present *round* of the barrier: all ranks that have arrived raise an error, and a new
+round begins. `fscoord._waiting.rounds` describes and parses the tokens.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Agent:
             return [-1]
 
     def watch(self, name: str) -> bool:
-        """Start to watch the file for changes. Return whether the kernel can report them."""
+        """Start to watch the file for changes. Return whether the kernel can report changes."""
         self.file(name)
         try:
             self._watch = watch_file(self.path(name), LOG_CHANGED, lambda: None)

@@ -1,4 +1,4 @@
-"""`LocalAgent` performs operations in a process of this host, and abandons the process if it hangs in the kernel."""
+"""`LocalAgent` performs operations in a process of this host, and abandons a process that hangs in the kernel."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ BEAT_S: Final = 1.0
 READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
 GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
-"""The errors of a call on the mailbox if it does not exist any more."""
+"""The errors of a call on a mailbox that does not exist any more."""
 OWN_MODE: Final = 0o600
 GROUP_MODE: Final = 0o660
 GROUP_UMASK: Final = 0o007

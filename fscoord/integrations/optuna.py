@@ -15,8 +15,8 @@ the line again, to the next segment. Each line begins with random digits, by whi
 
 **No entry is ever dropped.** A sealed segment is *packed*: one `Store.compare_set` replaces it by its compressed lines.
 If a slow writer appends a line to the packed value, the line is ignored. Entries before a snapshot can't be dropped,
-because Optuna loads the snapshot only when it makes a new ``JournalStorage``. A storage that was pickled, and a storage
-whose snapshot another version of Optuna wrote, read the journal from entry 0.
+because Optuna loads the snapshot only for a new ``JournalStorage``. A storage that was pickled, and a storage whose
+snapshot another version of Optuna wrote, read the journal from entry 0.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return segment
 
     def _pack(self, key: str) -> bool:
-        """Pack the segment `key` if it is sealed and not packed. Return whether this call has packed it.
+        """Pack the segment `key` if it is sealed and not packed. Return whether this call has packed the segment.
 
         If another process changes the value at the same time, the call does nothing.
         """

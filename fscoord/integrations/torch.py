@@ -68,7 +68,7 @@ def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 _open_stores: set[TorchStore] = set()
-"""Keeps each `TorchStore` alive until it is closed."""
+"""The open `TorchStore` objects. This set keeps each object alive until the object is closed."""
 
 
 class TorchStore(dist.Store):
@@ -304,7 +304,7 @@ class _Participant:
     """Joins this process to the process groups at one path and in one run.
 
     Args:
-        store: the store, which is closed when the process exits. Each group uses a view of it.
+        store: the store, which is closed when the process exits. Each group uses a view of the store.
         rank: the rank with which the store was opened. The process may have another rank in a later group.
         has_run_id: whether the URL names the run.
     """

@@ -62,7 +62,7 @@ class Access:
         return system.make_directory(path, first, lambda fd: self._permit(fd, path, is_shared=is_shared))
 
     def make_directory_in(self, parent: int, path: str) -> int:
-        """Create the directory `path` in the open directory `parent`, and return a descriptor of it.
+        """Create the directory `path` in the open directory `parent`, and return a descriptor of the new directory.
 
         The caller ensures that no other user can rename files in `parent`. No other user can rename files in the new
         directory, either.
@@ -98,7 +98,7 @@ class Access:
                 raise
 
     def open_log_directory(self, path: str) -> int:
-        """Return a descriptor of the directory `path`, for the files of this node. Create it if it is missing.
+        """Return a descriptor of the directory `path`, for the files of this node. Create a missing directory.
 
         No other user can rename files in the directory.
 
@@ -129,8 +129,8 @@ class RoundStore:
     """Creates a store for the workers of one round, and removes it at the end of the ``with``.
 
     If the store of the rendezvous is the file JOB, the store of the round is the file ``JOB.round-{name}/store``, with
-    the same options. The directory and the file have the group and the permissions of JOB, so that the same users can
-    use them.
+    the same options. The directory and the file have the group and the permissions of JOB, so that the users of JOB can
+    use both.
 
     Args:
         store: the store of the rendezvous. The round has a store only if the store of the rendezvous is a file, or can

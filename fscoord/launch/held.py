@@ -80,7 +80,8 @@ def run_held(
     """Run `command` on this process's terminal and with this process's input, until the command has ended.
 
     The command also inherits the descriptors that this process has inherited. The signals INT, TERM, HUP, QUIT, USR1
-    and USR2 are forwarded to the command. After the end of the command, they are forwarded to its descendants.
+    and USR2 are forwarded to the command. After the end of the command, these signals are forwarded to the descendants
+    of the command.
 
     Args:
         command: the program and its arguments.
@@ -91,7 +92,7 @@ def run_held(
             half of the lease, for example because this process is stopped, the processes of the command get SIGTERM.
             After three quarters they get SIGKILL, because other processes may acquire the hold after the lease.
         leaves_rest: whether to return when the command has ended, even if its descendants still run. Otherwise this
-            function waits for them, too.
+            function waits for the descendants, too.
         output_max: if not None, the command's standard output is returned, and may have at most this many bytes. If
             None, the command writes to the standard output of this process.
         stdin: an open file with a descriptor. The command reads this file instead of the input of this process.

@@ -17,8 +17,8 @@ kills it. Only a SIGKILL or SIGSTOP of both at the same moment leaves processes 
 there is no prctl(2), and the descendants of the command outlive a killed warden.
 
 The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
-After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
-at the end of the lease other processes may acquire the resource that the command needs.
+After half of that time without ``ALIVE`` all processes get SIGTERM. After three quarters all processes are killed,
+because at the end of the lease other processes may acquire the resource that the command needs.
 
 The mode is one of three. A *worker* runs in a session of its own, without input. When it has ended, all its remaining
 descendants are killed. A *held* command runs where the warden was started: on its terminal, with its input, in its
@@ -68,7 +68,7 @@ Prctl = Callable[..., int]
 
 
 def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str]:
-    """Return the arguments that start a warden. The arguments of the command follow them.
+    """Return the arguments that start a warden. The caller appends the arguments of the command.
 
     Raises:
         ImportError: this Python has no ``_ctypes``, which a warden needs to kill all processes of the command.

@@ -1,4 +1,4 @@
-"""`WorkerGroup` starts the workers of one node in one round, each under a warden, copies their output and stops them.
+"""`WorkerGroup` starts a node's workers in a round, each under a warden, copies their output and stops the workers.
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
 One worker may write to the console directly.
@@ -196,7 +196,7 @@ class _Worker:
             system.os.close(writer)
 
     def follow(self, console: Console, stream: int, prefix: bytes, file: IO[bytes] | None) -> None:
-        """Start a thread that copies the output `stream`, unless `start` got a descriptor for it.
+        """Start a thread that copies the output `stream`, unless `start` got a descriptor for `stream`.
 
         For `STDERR`, which must be the last stream, also start a thread that reads the warden's report.
         """
@@ -646,7 +646,7 @@ def _is_regular(file: IO[bytes]) -> bool:
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
     """Return the binary file of `text`, unbuffered if possible.
 
-    A buffered file has a lock. A thread that writes to it would hold the lock while it waits for a reader.
+    A buffered file has a lock. A thread that writes to the file would hold the lock while it waits for a reader.
     """
     file = getattr(text, "buffer", None)
     return getattr(file, "raw", file)

@@ -1,7 +1,7 @@
 """Decorators for the methods of recipes: `in_steps` for a method that waits, `undone_by` for a method that cleans up.
 
-Each method is written once, and `fscoord.aio` makes a coroutine of it. A method that waits is a generator of waits. The
-decorated method runs the generator in the calling thread.
+Each method is written once, and `fscoord.aio` makes a coroutine of the method. A method that waits is a generator of
+waits. The decorated method runs the generator in the calling thread.
 
 A signal handler may raise an exception in the main thread at nearly any point. A second signal may interrupt the
 cleanup after the first, for example if a terminal and a launcher both send SIGINT. A method that `undone_by` decorates

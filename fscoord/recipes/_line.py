@@ -9,8 +9,8 @@ second write. The second write succeeds only if no other entry has joined.
 Each process that changes the line also serves, in the same write, the entries whose turn has come. Then it sets the
 *wake key* of each of these entries. Only the process of the entry waits for this key. Each waiting process also watches
 the session of its predecessor in line, and removes the predecessor's entry if the session is dead. A process may die
-after it has served the next entry and before it has set the wake key. The next process then notices this death, because
-it watches the dead process, and reads the line. If the dead process served several entries at once, the other served
+after it has served the next entry and before it has set the wake key. The next process watches the dead process. So the
+next process notices the death, and reads the line. If the dead process served several entries at once, the other served
 processes read the line again within `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order, and also watches only
 the predecessor.
 

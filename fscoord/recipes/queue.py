@@ -313,7 +313,7 @@ class Queue(Undoable):
 class PriorityQueue(Queue):
     """A `Queue` that hands out the item with the lowest `priority` first. Items of equal priority are FIFO.
 
-    `take` lists all items if an item was put since the last `take`, so it is slower than in a `Queue`.
+    `take` lists all items if an item was put since the last `take`, so `take` is slower than in a `Queue`.
     """
 
     _is_sorted_by_time = False

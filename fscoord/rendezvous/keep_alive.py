@@ -89,7 +89,7 @@ class KeepAliveThread:
                 self._thread = system.start_thread("fscoord-keep-alive", self._run)
 
     def stop_soon(self) -> None:
-        """Tell the thread to end, and do not wait for it."""
+        """Tell the thread to end, and do not wait for its end."""
         system.process_epoch()  # after a fork in C, this call runs `after_fork` in the child
         self._over.set()
 
@@ -238,7 +238,7 @@ class FailureDetector:
 
     Clocks of other hosts are not used. A node is alive if its counter was seen to change. A node is dead if `attempts`
     checks, at least `interval` seconds apart, found its counter unchanged. A long time without checks does not make a
-    node dead. Otherwise a process that was stopped for long would take every other node for dead when it continues.
+    node dead. Otherwise a process that continues after a long stop would take every other node for dead.
 
     Args:
         interval: the least time between two checks that count, in seconds.

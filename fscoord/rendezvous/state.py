@@ -11,7 +11,7 @@ A round is first *forming*, then *complete*. When one of its participants dies, 
   alive completes the round. So no round is completed with the dead participants that an earlier job has left in the
   state. The first participant has seen the other participants join, so it knows at once that they are alive.
 - A node that comes to a complete round waits. A waiting node beyond `Limits.max_nodes` is a *spare*.
-- No node joins a closed rendezvous. When all its nodes are dead, the next node begins another life.
+- No node joins a closed rendezvous. When all nodes of a closed rendezvous are dead, the next node begins another life.
 - With `Limits.late_nodes` there are no spare nodes: a new node that finds no place is *refused*, because it may belong
   to another job with the same run id. When all nodes of a job are dead, the next node begins another life.
 
@@ -46,7 +46,7 @@ class State:
         round: the number of the round, counted from 0 over all lives.
         complete: whether `participants` are final.
         closed: whether no node may join any more.
-        participants: the nodes of the round. When the round is complete, they are in the order of their ranks.
+        participants: the nodes of the round. In a complete round, the nodes are in the order of their ranks.
         former: participants of the previous, broken round that have not joined again.
         waiting: nodes that wait for a place, in the order in which they came.
         left: participants of a complete round that left after the rendezvous was closed.
@@ -99,7 +99,7 @@ class State:
 
 
 def _checked(value: object, example: object) -> object:
-    """Return `value`, which was read from JSON. Raise an error unless it has the type of `example`."""
+    """Return `value`, which was read from JSON. Raise an error unless `value` has the type of `example`."""
     if isinstance(example, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise TypeError(f"a field has the value {value!r}, which is not a list of nodes")

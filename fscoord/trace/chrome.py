@@ -95,7 +95,7 @@ def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]
 
 
 def _names(trace: Trace, hosts: dict[tuple[int, str], int], lanes: dict[int, int]) -> list[Event]:
-    """Return the events that name the rows and sort them."""
+    """Return the events that name and sort the rows."""
     events: list[Event] = []
     for (group, host), number in hosts.items():
         apart = f" (clock {group + 1}, not comparable)" if len(trace.alignment.groups) > 1 else ""

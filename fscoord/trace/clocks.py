@@ -38,8 +38,8 @@ WINDOW_NS: Final = 60_000_000_000
 
 SHORT_WINDOW_NS: Final = 1_000_000_000
 ENOUGH: Final = 32
-"""A window longer than `SHORT_WINDOW_NS` ends when it has this many barriers. A longer window would lose more precision
-by the drift of the clocks than it would gain by more barriers."""
+"""A window longer than `SHORT_WINDOW_NS` ends when the window has this many barriers. A longer window would lose more
+precision by the drift of the clocks than it would gain by more barriers."""
 
 
 class Passage(NamedTuple):
