@@ -173,7 +173,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """Return the value of `key`. If the key has no value, return `default` if it is given, and otherwise wait.
+        """Return the value of `key`. If the key has no value, return `default`, or wait if there is no `default`.
 
         Args:
             key: the key.
@@ -680,7 +680,7 @@ class Store(ABC):
         self._timeout = to_seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether the store has `append`, `multi_get` and `multi_set`. Every store of fscoord has them."""
+        """Return whether the store has `append`, `multi_get` and `multi_set`. Every store of fscoord has these."""
         return True
 
     def __enter__(self: S) -> S:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fscoord._runtime import system
 
 RESEND_AFTER_S = 0.01
-"""The delay, in seconds, before a lost signal is sent again. The signal is sent repeatedly until its handler succeeds."""
+"""The delay, in seconds, before a lost signal is sent again. The signal is sent again and again until it arrives."""
 
 
 class Terminated(SystemExit):

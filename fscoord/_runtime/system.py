@@ -168,7 +168,7 @@ def process_state(pid: int) -> str:
 
 
 def _stat_fields(pid: int | str) -> list[str]:
-    """Return the fields of proc_pid_stat(5) of process `pid`, beginning with the state; [] if the fields are unknown."""
+    """Return the fields of proc_pid_stat(5) of process `pid`, beginning with the state. [] if they are unknown."""
     return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 

@@ -3,8 +3,8 @@
 `Barrier`, `register_barrier`, `BarrierConfig` and `create_barrier_from_config` have the interface of
 ``torch.distributed.checkpoint._experimental.barriers``. There are these differences. If rank and world size are not
 given, their values come from the environment. `Barrier.execute_barrier` takes a timeout, and its error names the
-missing ranks. A restarted rank continues with the barrier in which the dead process waited. `register_barrier` refuses
-a class without a unique name.
+missing ranks. A restarted rank continues with the first barrier that this rank has not passed. `register_barrier`
+refuses a class without a unique name.
 """
 
 from fscoord.barriers.base import (

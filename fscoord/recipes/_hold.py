@@ -1,4 +1,4 @@
-"""`Exclusive`: the base class of locks, semaphores and elections. Contenders wait in line to acquire such a resource."""
+"""`Exclusive`: the base class of locks, semaphores and elections. Contenders wait in line for such a resource."""
 
 from __future__ import annotations
 
