@@ -784,7 +784,7 @@ class StoreView(Store):
         self.capabilities: Capabilities = store.capabilities
 
     def _open(self) -> Store:
-        """Return the underlying store. A view that has been closed separately raises `StoreClosedError`."""
+        """Return the underlying store. Raise `StoreClosedError` if this view has been closed separately."""
         return self._inner
 
     @abstractmethod

@@ -575,7 +575,7 @@ class AutoResetEvent:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the event at most `seconds`, and reset the event. Return whether it was set."""
+        """Wait for the event at most `seconds`, and reset the event. Return whether the event was set."""
         if seconds <= SLEEP_MAX_S:
             return self._lock.acquire(timeout=max(seconds, 0.0))
         ends = time.monotonic() + seconds

@@ -117,7 +117,7 @@ class Recorder:
     # -- spans -----------------------------------------------------------------------------------------------------
 
     def begin(self, kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> Span:
-        """Return a new, open span. Call `end` to complete it. `Span` describes the arguments."""
+        """Return a new, open span. Call `end` to complete the span. `Span` describes the arguments."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         number = next(self._numbers)

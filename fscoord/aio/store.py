@@ -28,7 +28,7 @@ class AsyncStore:
     and the waits of all tasks take turns in up to 16 threads.
 
     All other operations run in up to 4 threads, because a call may block on the log's lock or on a server. Calls of a
-    `~fscoord.HashStore` run in the loop, because they only use memory.
+    `~fscoord.HashStore` run in the loop, because such a store only uses memory.
 
     If a task is cancelled during a call, the cancellation is raised after the call is over. So a cancelled write may
     have taken effect. If a cancelled `queue_pop` has taken a value, the value is appended to the queue again.

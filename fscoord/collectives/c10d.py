@@ -78,7 +78,7 @@ def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeo
 def synchronize(
     store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> list[bytes]:
-    """Make the calls of torch's ``synchronize``. If `timeout` is None, it is 300 seconds, as in torch."""
+    """Make the calls of torch's ``synchronize``. If `timeout` is None, the timeout is 300 seconds, as in torch."""
     needed_store(store, *CALLED)
     rank, world_size = check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))

@@ -302,7 +302,7 @@ class Agent:
         self.files.clear()
 
     def file(self, name: str) -> ProbeFile:
-        """Return the open file `name`. Open it at the first use."""
+        """Return the open file `name`. Open the file at its first use."""
         if name not in self.files:
             path = self.path(name)
             self.files[name] = ProbeFile(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)

@@ -37,7 +37,7 @@ DETECTION_METHOD: Final = "fscoord"
 TIMEOUT_S: Final = 300.0
 """How long to wait for the other processes, in seconds: JAX's own default."""
 LONGEST_S: Final = 1e6
-"""The longest timeout that is passed to JAX, in seconds. JAX takes whole numbers, so no infinite timeout."""
+"""The longest timeout that is passed to JAX, in seconds. JAX takes whole numbers, so a timeout can't be infinite."""
 
 LOOK_S: Final = 1.0
 """The time in seconds between two checks whether the thread of the call still runs. The thread records its end in the
@@ -211,7 +211,7 @@ def _add_detection() -> None:
         def get_coordinator_address(
             cls, timeout_secs: int | None = None, override_coordinator_port: str | None = None
         ) -> str:
-            """Return the address of rank 0, after all processes have read it."""
+            """Return the address of rank 0, after all processes have read the address."""
             port = None if override_coordinator_port is None else int(override_coordinator_port)
             timeout = TIMEOUT_S if timeout_secs is None else timeout_secs
             name = f"fscoord/jax/{next(_uses)}"

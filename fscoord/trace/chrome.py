@@ -67,7 +67,7 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
 def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]:
     """Return the spans and the arrows. A short span is added for each release that ended a wait.
 
-    An arrow is its first span, its time in ns, and the span of the wait.
+    An arrow is a tuple: the span at its start, its time in ns, and the span of the wait.
     """
     holds = Holds(trace)
     spans = list(trace.spans)
