@@ -540,8 +540,8 @@ def _closing(descriptors: Descriptors) -> Iterator[Any]:
 def owned_for_a_while() -> tuple[Descriptors, Callable[[], object]]:
     """Return an empty set of descriptors, and a function that closes the descriptors in the set.
 
-    The function is a C function, so a ``finally`` can begin with it (rule 3 in `interrupts`). Call it once. Errors of
-    close(2) are ignored.
+    The function is a C function, so a ``finally`` can begin with it (rule 3 in `interrupts`). Call the function only
+    once. Errors of close(2) are ignored.
     """
     opened = Descriptors()
     if os.close is not _close:  # as in `close_when_collected`

@@ -267,7 +267,7 @@ def _copied(value: Any) -> Any:
 
 
 def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
-    """Return steps that make `call`. If the result of `call` is a generator of steps, its steps follow.
+    """Return steps that make `call`. If `call` returns a generator of steps, the steps of the generator follow.
 
     `CallExecutor.drive` runs steps in its threads, so `call` is made in a thread too.
     """

@@ -1,4 +1,4 @@
-"""`examine` tests a directory, from the mount's properties to the report. At the end it leaves no file there."""
+"""`examine` tests a directory, from the mount's properties to the report. At the end no file remains there."""
 
 from __future__ import annotations
 

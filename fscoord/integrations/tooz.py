@@ -88,7 +88,7 @@ class FscoordLock(locking.Lock):
     def _acquire_again(self) -> bool:
         """If this object holds the lock shared, count one more acquisition, and return True.
 
-        A new request could deadlock: it would wait for a waiting writer, and the writer waits for this object.
+        A new request could deadlock: the request would wait for a waiting writer, and the writer waits for this object.
         """
         with self._state_lock:
             is_held = _is_valid(self._lock.reader.check)

@@ -39,7 +39,7 @@ class LeaseRenewer:
         system.start_thread(f"fscoord {self._line}", self._run)
 
     def end(self) -> None:
-        """Tell the thread to stop. Does not wait for the thread."""
+        """Tell the thread to stop. The call does not wait for the end of the thread."""
         self._is_over = True
         self._wakeup.set()
 

@@ -18,10 +18,10 @@ No wake key stays in the store, whenever a process dies. The write that serves a
 the process is about to set the key. The record stays until the key has been deleted, or until the process that sets the
 key has finished or is dead. Each change of the line deletes the wake keys of entries that have left.
 
-A store with `fscoord.store.exchange` changes the line and the wake keys in one transaction, so a release is one
+A store that implements `Store._exchange` changes the line and the wake keys in one transaction, so a release is one
 transaction. On another store a release is three operations: delete the wake key of the released entry, change the line,
-and set the next wake key. Processes with and without `exchange` may share a line. For example, a view that overrides
-operations of its store has no `exchange`.
+and set the next wake key. Processes whose stores implement `_exchange` and other processes may share a line. For
+example, a view that overrides operations of its store does not implement `_exchange`.
 
 The value is text. The first row has the last token, a stamp that differs in every write, and the pending wake-ups. Each
 further row is one `~fscoord.recipes._entry.Entry`.

@@ -82,7 +82,7 @@ class KeepAliveThread:
         self._is_inherited = True
 
     def start(self) -> None:
-        """Send the first keep-alive, and start the thread that sends the later keep-alives. A second call does nothing."""
+        """Send the first keep-alive, and start the thread that sends later keep-alives. A second call does nothing."""
         if self._thread is None and not self._over.is_set():
             self._beat()
             with store_errors_as_rendezvous():
