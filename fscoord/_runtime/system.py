@@ -513,10 +513,10 @@ the descriptors."""
 def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     """Close `descriptors` as soon as `owner` is collected.
 
-    `weakref.finalize` is written in Python. If a signal handler interrupted it with an exception, the descriptors would
-    stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). The callback applies
-    `next` to `filter(None, calls)`. The results of all calls are false, so `next` makes every call in its search for a
-    true result.
+    `weakref.finalize` is written in Python. If a signal handler interrupted `weakref.finalize` with an exception, the
+    descriptors would stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). The
+    callback applies `next` to `filter(None, calls)`. The results of all calls are false, so `next` makes every call in
+    its search for a true result.
     """
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
         weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False

@@ -292,7 +292,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return counts, number
 
     def _seal(self, key: str, segment: _Segment) -> _Segment:
-        """Seal and pack the segment `key`, and return it. A failure is only logged: the entries are written already.
+        """Seal, pack and return the segment `key`. A failure is only logged, because the entries are written already.
 
         If the process dies here, the next writer seals the segment.
         """

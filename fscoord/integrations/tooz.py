@@ -112,6 +112,7 @@ class FscoordLock(locking.Lock):
 
     @property
     def acquired(self) -> bool:
+        """Whether this object holds the lock, according to the store."""
         return self.is_still_owner()
 
     def break_(self) -> bool:

@@ -277,7 +277,7 @@ def parse_streams(text: str) -> Mapping[int | None, int]:
     """Parse `text`, which selects streams in the syntax of torchrun. Return a mapping of local ranks to streams.
 
     ``0`` selects no stream of any local rank, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
-    selects streams of single local ranks. The key None is every local rank that `text` does not name.
+    selects streams of single local ranks. The key None stands for every local rank that `text` does not name.
 
     Raises:
         ValueError: `text` has another form.

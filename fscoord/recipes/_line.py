@@ -75,7 +75,8 @@ weak, so that a task of a closed loop is collected and its entry leaves the line
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
 Policy = Callable[[list["Entry"]], int]
-"""Returns how many entries at the head of the given line hold the resource at once. A single entry always holds it."""
+"""Returns how many entries at the head of the given line hold the resource at once. A single entry always holds the
+resource."""
 
 
 def one(entries: list[Entry]) -> int:

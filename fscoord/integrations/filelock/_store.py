@@ -22,7 +22,7 @@ SUFFIX: Final = ".fscoord"
 """The path of a store is the path of the lock file with this text at its end."""
 
 _stores: weakref.WeakValueDictionary[str, FileStore] = weakref.WeakValueDictionary()
-"""The open stores of this process, by their paths. The locks that use a store keep it open."""
+"""The open stores of this process, by their paths. The locks that use a store keep the store open."""
 
 
 class Turn(Lock):
