@@ -42,7 +42,7 @@ DEFAULT_TIMEOUT = 300.0
 KEY_MAX = 1024
 """The longest key, in bytes."""
 VALUE_MAX = 64 * 1024 * 1024
-"""The longest value, in bytes. It also limits the total size of the keys and values of one `Store.multi_set`."""
+"""The longest value, in bytes. The keys and values of one `Store.multi_set` together have at most this length, too."""
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -71,10 +71,10 @@ def key_bytes(key: Key) -> bytes:
 
 
 def key_given(given: Key | None, other_name: str, other: Key | None, name: str = "key") -> Key:
-    """Return `given` or `other`, whichever is not None. torch calls the argument `other_name` instead of `name`.
+    """Return the value of an argument with two names: `given` for `name`, or `other` for torch's `other_name`.
 
     Raises:
-        TypeError: both are given, or neither.
+        TypeError: both `given` and `other` are given, or neither is given.
     """
     found = other if given is None else given
     if found is None:
@@ -85,10 +85,10 @@ def key_given(given: Key | None, other_name: str, other: Key | None, name: str =
 
 
 def timeout_given(timeout: Timeout | None, other_name: str, other: Timeout | None) -> Timeout | None:
-    """Return `timeout` or `other`, whichever is not None, or None. torch calls the timeout argument `other_name`.
+    """Return the timeout: `timeout`, or `other`, which is torch's argument `other_name`. None if both are None.
 
     Raises:
-        TypeError: both are given.
+        TypeError: both `timeout` and `other` are given.
     """
     if timeout is not None and other is not None:
         raise TypeError(f"timeout and {other_name} are two names of one argument: give one of them")
@@ -296,7 +296,8 @@ def to_timedelta(value: float) -> timedelta:
 def missing_error(place: object, what: str, keys: Sequence[bytes], waited: float, doubt: str = "") -> StoreTimeoutError:
     """Return the error for a wait that timed out.
 
-    The message consists of `place` (if not empty), the result of `missing_message`, and `doubt`.
+    The message consists of `place` (if not empty), the result of `missing_message`, and `doubt`. The text `doubt` says
+    why the list of missing keys may be wrong.
     """
     message = missing_message(what, keys, waited) + doubt
     names = [key_text(key) for key in keys]

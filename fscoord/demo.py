@@ -1,4 +1,4 @@
-"""An example: processes share the work of counting words. `fscoord demo` prepares the store and starts them.
+"""An example: processes share the work of counting words. `fscoord demo` prepares the store and starts the processes.
 
 ``python -m fscoord.demo STORE DIRECTORY RANK WORLD_SIZE TIMEOUT [kill]``
 """
@@ -27,7 +27,7 @@ def fill(store: Store, directory: str) -> list[str]:
 
 
 def _is_text(path: Path) -> bool:
-    """Return whether this is a regular file that looks like text. A file that can't be read counts as text."""
+    """Return whether `path` is a regular file that looks like text. A file that can't be read counts as text."""
     try:
         if path.is_symlink() or not path.is_file():
             return False
@@ -38,7 +38,10 @@ def _is_text(path: Path) -> bool:
 
 
 def work(store: Store, directory: str, rank: int, world_size: int, *, kill: bool) -> None:
-    """Do this rank's share. With `kill` the last rank dies while it has a file, and the others do its work."""
+    """Count words as rank `rank`, until all files are counted.
+
+    With `kill`, the last rank dies while it has a file. Then another rank counts this file.
+    """
     files: list[str] = json.loads(store.get("files"))
     queue = Queue(store, "work")
     held = queue.take() if kill and rank == world_size - 1 else None

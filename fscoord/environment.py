@@ -1,6 +1,6 @@
 """Finds the rank, world size, local rank, local world size and run of this process in environment variables.
 
-`detect` returns the values, and the names of the variables that have them. Only the nearest launcher counts. For
+`detect` returns the values, and the names of the variables from which they come. Only the nearest launcher counts. For
 example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but these
 describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, MVAPICH, PMI (MPICH, Intel MPI),
 jsrun (LSF), PMIx, PALS (HPE Cray), Flux, Slurm, Kubernetes (an Indexed Job) and pytest-xdist.
@@ -45,7 +45,7 @@ class Environment:
         world_size: the number of processes.
         local_rank: the number of this process among the processes on its host, from 0.
         local_world_size: the number of processes on this host.
-        run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
+        run_id: the run of the job. A restart of the job changes the run. A restart of a worker does not change the run.
         sources: maps the name of each attribute to the names of the variables that gave its value.
         ignored: one sentence for each variable that was set but does not count.
     """
@@ -98,8 +98,8 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 def find_job() -> RunId | None:
     """Return the run of the job from the environment variables; None if no variable has one.
 
-    The function takes the run from the same variables as `detect`, and reads no ranks. It ignores the run id of
-    pytest-xdist, because the tests of one run of pytest-xdist start many jobs.
+    The function takes the run from the same variables as `detect`, and reads no ranks. The function ignores the run id
+    of pytest-xdist, because the tests of one run of pytest-xdist start many jobs.
 
     Raises:
         ValueError: the restart count of the job is not a number.
@@ -267,7 +267,7 @@ def _ask_xdist(values: Mapping[str, str], ignored: list[str]) -> _Answers:
 
 
 def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
-    """Return whether the PMIx server is Slurm's. Its namespaces are named slurm.pmix.JOB.STEP."""
+    """Return whether the PMIx server is Slurm's. The namespaces of Slurm's server are named slurm.pmix.JOB.STEP."""
     return values.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.") and bool(_ask_slurm(values, []))
 
 

@@ -43,7 +43,7 @@ __all__ = [
 
 @contextmanager
 def needed_extra(user: str, module: str, extra: str) -> Iterator[None]:
-    """Context manager around an import of `module`. Its `ImportError` says that `user` needs `extra` installed.
+    """Context manager around an import of `module`. If the import fails, the error says that `user` needs `extra`.
 
     The ``name`` of the error is ``fscoord[extra]``.
     """
@@ -119,9 +119,9 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         dead_ranks: the missing ranks that are known dead, as text. The other missing ranks are late.
         holder: the process that held the log lock at the deadline, as ``host:pid``. None: the lock was not the reason.
         waited: the time waited, in seconds.
-        maybe_applied: whether a write that timed out may still take effect. It is always False unless several hosts
-            share the log. On such a log one process of a host writes for the other processes of this host, and it may
-            stall.
+        maybe_applied: whether a write that timed out may still take effect. The attribute is always False unless
+            several hosts share the log. On such a log one process of a host writes for the other processes of the host.
+            This writer may stall.
     """
 
     def __init__(
@@ -286,4 +286,4 @@ class RendezvousStateError(RendezvousError):
 
 
 class RendezvousGracefulExit(RendezvousError):
-    """The rendezvous closed while this node was a spare and waited for a place. The node can exit."""
+    """The rendezvous closed while this node waited as a spare, to replace a node of the job. The node can exit."""

@@ -70,24 +70,25 @@ class Capabilities(NamedTuple):
     """The optional features and the limits of one kind of store.
 
     The defaults describe a store without any optional feature. The test suite in ``fscoord.testing`` checks that a
-    store has the capabilities that it claims. The table "Stores compared" in the documentation shows them.
+    store has the capabilities that it claims. The table "Stores compared" in the documentation shows the capabilities.
 
     Attributes:
         processes: several processes can share one store.
         hosts: several hosts can share one store.
         durable: an option makes acknowledged writes survive a power failure.
-        survives_handles: the data remains after all handles are closed, and a new handle finds it.
+        survives_handles: the data remains after all handles are closed, and a new handle finds the data.
         survives_first_handle: the store continues after its first handle is closed. If False, the process of the first
             handle runs the server.
-        sessions: the store lists its sessions. If `Store.has_liveness` is true, it also reports which are dead.
-        knows_write_outcome: after a failed write, the store always knows whether the write took effect. Its errors
-            never have ``maybe_applied`` set.
+        sessions: the store lists its sessions. If `Store.has_liveness` is true, the store also reports which sessions
+            are dead.
+        knows_write_outcome: after a failed write, the store always knows whether the write took effect. The errors of
+            such a store never have ``maybe_applied`` set.
         lists_any_key: `Store.list_keys` lists keys that are not UTF-8. If False, `Store.list_keys` raises an error if a
             key is not UTF-8.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         changes_conditionally: `Store.create`, `Store.pop` and `Store.delete_key` with ``expected`` work, each in one
-            step. If False, they raise `StoreError`.
-        value_max: the longest value, in bytes. It may also limit the size of one `Store.multi_set`.
+            step. If False, these operations raise `StoreError`.
+        value_max: the longest value, in bytes. This number may also limit the size of one `Store.multi_set`.
     """
 
     processes: bool = False
@@ -150,8 +151,8 @@ class Store(ABC):
     ``timedelta.max`` mean no limit.
 
     Every operation takes effect once, between its call and its return. Several threads may use one handle. An operation
-    with a bad argument changes nothing. It raises `TypeError` for a wrong type, `ValueError` for a wrong value, and
-    `~fscoord.LimitExceededError` for a key over 1 KiB or a value over 64 MiB.
+    with a bad argument changes nothing. Such an operation raises `TypeError` for a wrong type, `ValueError` for a wrong
+    value, and `~fscoord.LimitExceededError` for a key over 1 KiB or a value over 64 MiB.
 
     Any operation may raise `~fscoord.StoreTimeoutError` if it can't reach or lock the store within the store's
     timeout. If the store fails, the operation raises `~fscoord.StoreError` or a subclass. The attribute
@@ -172,7 +173,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """Return the value of `key`. If the key has no value, return `default` if it is given, and otherwise wait.
+        """Return the value of `key`. If the key has no value, return `default`, or wait if there is no `default`.
 
         Args:
             key: the key.
@@ -197,7 +198,7 @@ class Store(ABC):
         The sum is kept as decimal text, so `get` returns e.g. ``b"-2"``.
 
         Raises:
-            ValueError: the value is not an integer in decimal text. It is unchanged. (c10d accepts ``"12abc"``.)
+            ValueError: the value is not an integer in decimal text. The value is unchanged. (c10d accepts ``"12abc"``.)
             OverflowError: the sum does not fit in 64 bits. The value is unchanged. (c10d wraps.)
         """
 
@@ -271,7 +272,7 @@ class Store(ABC):
     def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """Return the values of `keys`, in the order of `keys`.
 
-        If values are missing, wait for all of them. `timeout` limits the whole wait.
+        If values are missing, wait until all keys have values. `timeout` limits the whole wait.
 
         Raises:
             StoreTimeoutError: a value is still missing at the deadline. The ``keys`` of the error are all missing keys.
@@ -338,7 +339,7 @@ class Store(ABC):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether this store can detect dead sessions. Otherwise it reports no session as dead."""
+        """Whether this store can detect dead sessions. If False, the store reports no session as dead."""
         return False
 
     def register(self) -> int:
@@ -416,7 +417,7 @@ class Store(ABC):
         return self._wait_beside(names, limit, lambda: self.dead_ranks(needed))
 
     def _dead_of_needed(self, ranks: NeededRanks) -> list[int]:
-        """Return those of `ranks` that are still needed and known dead.
+        """Return the ranks among `ranks` that are still needed and known dead.
 
         Raises:
             _NoRankNeeded: no rank is needed any more.
@@ -489,10 +490,10 @@ class Store(ABC):
         return []
 
     def _peek(self, key: bytes) -> bytes | None:
-        """Return the value of `key`, or None if it has no value. The call does not wait for a value.
+        """Return the value of `key`, or None if the key has no value. The call does not wait for a value.
 
         The default calls `compare_set` and expects a random text, which no key has as its value. So `compare_set`
-        writes nothing. It returns the value of the key, or the random text if the key has no value.
+        writes nothing, and returns the value of the key, or the random text if the key has no value.
         """
         nonce = system.random_bytes(16)
         value = self.compare_set(key, nonce, nonce)
@@ -586,9 +587,9 @@ class Store(ABC):
     def _exchange(self, key: bytes, *_: Any) -> bytes:
         """Perform a `compare_set` that, if it succeeds, also changes other keys in the same step.
 
-        Call it only if `_exchanges_keys` is true. The changes are made in this order: the keys `absent`, `key`, the
-        keys `present`. If the process dies in the step, or an error has ``maybe_applied``, only the first of these
-        changes may have been made.
+        Call this method only if `_exchanges_keys` is true. The changes are made in this order: the keys `absent`,
+        `key`, the keys `present`. If the process dies in the step, or an error has ``maybe_applied``, only the first of
+        these changes may have been made.
 
         Args:
             key: the key to compare and set.
@@ -628,21 +629,21 @@ class Store(ABC):
         return False
 
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - see there
-        """Return those of the sessions `numbers` whose process is stopped, for example by SIGSTOP.
+        """Return the sessions among `numbers` whose processes are stopped, for example by SIGSTOP.
 
         A stopped process on another host is not detected.
         """
         return frozenset()
 
     def _closer_look(self) -> str:
-        """Return the end of a time-out message: the command that shows the waits on the store.
+        """Return the end of a time-out message: advice to run the command that shows the waits on the store.
 
         Return "" if no command can show the waits on this kind of store.
         """
         return ""
 
     _has_participants = False
-    """Whether the store was opened with `world_size`, so that it can tell one run of a program from the next."""
+    """Whether the store was opened with `world_size`, so that the store can distinguish the runs of a program."""
 
     _records_waits = False
     """Whether the store itself records its waits as spans when the process records a trace."""
@@ -652,7 +653,7 @@ class Store(ABC):
         return type(self).__name__, key_text(key)
 
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
-        """Return the notifier that wakes the waits of `backend`; pass it to `_new_wait`.
+        """Return the notifier that wakes the waits of `backend`, for the argument `notifier` of `_new_wait`.
 
         Return None if this store has no `Wait` objects. Then each wait is one blocking call.
         """
@@ -679,7 +680,7 @@ class Store(ABC):
         self._timeout = to_seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether the store has `append`, `multi_get` and `multi_set`. Every store of fscoord has them."""
+        """Return whether the store has `append`, `multi_get` and `multi_set`. Every store of fscoord has these."""
         return True
 
     def __enter__(self: S) -> S:
@@ -697,7 +698,7 @@ ADDED_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "queue_pop": {"timeout": None},
     "delete_key": {"expected": None},
 }
-"""Arguments that were added to methods of `Store`, with their defaults. Older stores of other packages lack them."""
+"""Arguments that were added to methods of `Store`, with their defaults. Older stores of other packages lack these."""
 
 
 def _accepts(method: Any, added: dict[str, Any]) -> Any:
@@ -772,7 +773,7 @@ def on_keys(method: F) -> F:
 
 
 class StoreView(Store):
-    """A store that passes its operations to the underlying store `store`. Its subclass may change the keys.
+    """A store that passes its operations to the underlying store `store`. A subclass may change the keys.
 
     A subclass defines `_do`, which performs every operation on given keys, and the operations that this class does not
     define. A view has no sessions of its own.
@@ -783,15 +784,15 @@ class StoreView(Store):
         self.capabilities: Capabilities = store.capabilities
 
     def _open(self) -> Store:
-        """Return the underlying store. A view that has been closed separately raises `StoreClosedError`."""
+        """Return the underlying store. Raise `StoreClosedError` if this view has been closed separately."""
         return self._inner
 
     @abstractmethod
     def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
         """Perform `operation` on `keys`, and return its result.
 
-        `call` performs the operation on the underlying store. Its argument is the list of the keys in the underlying
-        store.
+        `call` performs the operation on the underlying store. The argument of `call` is the list of the keys in the
+        underlying store.
         """
 
     set = on_key(Store.set)

@@ -4,6 +4,6 @@ Only `system` imports the standard modules for files, locks, processes and clock
 the whole package. `interrupts` has the rules for code that a signal handler may interrupt with an exception. `forks`
 resets the modules of fscoord in a forked child.
 
-This package does not depend on stores, logs or keys. It imports only `errors` from the rest of fscoord. Its locks are
-the last in the lock order: a thread that holds one of them waits for no other lock.
+This package does not depend on stores, logs or keys. The package imports only `errors` from the rest of fscoord. The
+locks of this package are the last in the lock order: a thread that holds such a lock waits for no other lock.
 """

@@ -48,7 +48,7 @@ def escape_word(text: str) -> str:
 
 
 def closer_look(path: str) -> str:
-    """Return the end of a time-out message for the log at `path`: the command that shows all waits."""
+    """Return the end of a time-out message for the log at `path`: advice to run ``fscoord ps``."""
     return f"; to look closer, run fscoord ps {shell_word(path)}"
 
 

@@ -6,10 +6,10 @@ The waiting thread itself reads the events of inotify and of a FIFO. No other mo
 bindings of inotify are not a documented API, so the package requires a range of versions. If the bindings fail, waiters
 poll.
 
-The bindings are in the module `inotify_c` of watchdog. Its import takes 30 to 40 ms of processor time. Nine tenths of
-this time are spent in modules of the standard library that `inotify_c` imports (ctypes, logging, dataclasses). To load
-`inotify_c` without its package would save little. It would also fail, because `dataclasses` looks up the module in
-`sys.modules`.
+The bindings are in the module `inotify_c` of watchdog. The import of `inotify_c` takes 30 to 40 ms of processor time.
+Nine tenths of this time are spent in modules of the standard library that `inotify_c` imports (ctypes, logging,
+dataclasses). An import of `inotify_c` without its package would save little. Such an import would also fail, because
+`dataclasses` looks up the module in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PROCESSES_MAX = 256
 def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     """Return a source of events of the file `path`: an `Inotify` or an `ObserverSource`.
 
-    If its attribute ``is_pollable`` is true, the waiting thread must call ``wait(seconds)`` of the source. Otherwise a
-    thread of the source calls `wake` after each event. ``close()`` ends the source.
+    If the attribute ``is_pollable`` of the source is true, the waiting thread must call ``wait(seconds)`` of the
+    source. Otherwise a thread of the source calls `wake` after each event. ``close()`` ends the source.
 
     Args:
         path: the file.
@@ -59,8 +59,8 @@ class PollableSource(ABC):
     """The base class of sources that the waiting threads read. A wait also ends on `interrupt` or when a process ends.
 
     Several threads use one source at the same time, without a lock. With a lock, a signal handler that waits would
-    deadlock if it interrupted a wait that holds the lock. So every change of shared data is one operation on a dict or
-    a set.
+    deadlock if the handler interrupted a wait that holds the lock. So every change of shared data is one operation on a
+    dict or a set.
 
     Another thread may close the source while a method runs. A signal handler may fork in the middle of a method. Then
     the child continues the method with closed descriptors. After a close or a fork, the source watches no process, and
@@ -111,13 +111,17 @@ class PollableSource(ABC):
 
     @abstractmethod
     def _include_pidfds(self) -> None:
-        """Make `wait` also wait for the epoll of the pidfds. Two threads may call this method at the same time."""
+        """Make `wait` also wait for the epoll instance of the pidfds.
+
+        Two threads may call this method at the same time.
+        """
 
     def watch_process(self, pid: int) -> bool:
         """Watch process `pid`, so that `wait` also returns when the process ends.
 
-        The pidfd of the process is added to an epoll(7) instance, because that is possible while another thread waits.
-        If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
+        The method adds the pidfd of the process to an epoll(7) instance, because the kernel allows this addition while
+        another thread waits for the instance. If the process has ended already, `wait` returns at once, or
+        pidfd_open(2) fails.
 
         Returns:
             False if the process can't be watched. Possible reasons: the source is closed, it watches `PROCESSES_MAX`
@@ -187,7 +191,10 @@ class PollableSource(ABC):
         return count
 
     def interrupt(self) -> None:
-        """Wake at least one thread that is in `wait`. If there is none, the next call of `wait` returns at once."""
+        """Wake at least one thread that is in `wait`.
+
+        If no thread is in `wait`, the next call of `wait` returns at once.
+        """
         if not self.is_closed:
             system.os.eventfd_write(self._interruptions, 1)
 
@@ -264,7 +271,7 @@ class Inotify(PollableSource):
         return bool(ready)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors for which `wait` waits. While one of them is readable, `wait` returns at once.
+        """Return the descriptors for which `wait` waits. While one descriptor is readable, `wait` returns at once.
 
         After `close` the list is empty.
         """

@@ -5,7 +5,7 @@ change is never completed in the child, and the locks of that thread are never r
 inherits keep the parent's file locks. So a child creates every mutex of the package again and closes every descriptor.
 
 A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in the
-order of `ORDER`, whatever the order of imports. If a signal handler interrupts them, for example after Ctrl-C, all
+order of `ORDER`, whatever the order of imports. If a signal handler interrupts a step, for example after Ctrl-C, all
 steps run again. So it must be safe to run each step twice. A step may only acquire mutexes that the same step or an
 earlier step has created again. A step does not call `process_epoch`. docs/forks.md lists what each step does.
 """
@@ -59,7 +59,7 @@ for ever."""
 class WeakObjects(Generic[T]):
     """A set of weak references. Unlike `weakref.WeakSet`, it runs no Python function when an object is collected.
 
-    A signal handler could interrupt that function, and Python would drop the exception of the handler.
+    If a signal handler interrupted such a function with an exception, Python would drop the exception.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
     """Register `call` as the step named `step`.
 
     After `os.fork`, Python runs the steps in the child. After a fork by C code, the first operation of the child runs
-    them.
+    the steps.
 
     Raises:
         ValueError: `ORDER` has no such name.
@@ -118,7 +118,7 @@ def recover_from_fork() -> None:
 
 
 def process_epoch() -> int:
-    """Return a number that changes with each fork: a child's number is higher. The call is faster than getpid(2).
+    """Return a number that is higher in a forked child than in its parent. The call is faster than getpid(2).
 
     In a child that has not been reset, the call runs all steps first.
     """
@@ -128,7 +128,7 @@ def process_epoch() -> int:
 
 
 class _PidMark:
-    """The `fork_marker` for a kernel without MADV_WIPEONFORK. It compares process ids."""
+    """The `fork_marker` for a kernel without MADV_WIPEONFORK. This marker compares process ids."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -152,7 +152,7 @@ def _make_mark() -> Any:
 
 
 fork_marker = _make_mark()
-"""A page of memory. Its first byte is 0 in a forked child until `recover_from_fork` has run, and otherwise 1.
+"""A page of memory. The first byte is 0 in a forked child until `recover_from_fork` has run, and otherwise 1.
 
 The kernel fills the page with zeros in each child (MADV_WIPEONFORK), also after a fork by C code. Reading the byte
 takes 15 ns, a tenth of the time of getpid(2).

@@ -12,7 +12,7 @@ a C function, and at a jump backwards.
    C functions, as in ``descriptors.update(map(os.open, ...))`` or `in_one_chain`. So an interruption comes before the
    descriptor exists, or after its owner has recorded it. With two statements, an interruption between them would lose
    the descriptor and every lock that belongs to it. Closing is also one chain: the number is first removed from the
-   record and then closed, because another thread may get the same number as soon as it is closed.
+   record and then closed, because another thread may get the same number as soon as the descriptor is closed.
 2. **A mutex is a bare lock in a ``with``.** No handler can run between the moment when the interpreter acquires the
    lock and the moment when it enters the block. `threading.Condition` and `threading.Event` are written in Python: an
    interruption inside them can leave their lock locked for ever.
@@ -20,7 +20,7 @@ a C function, and at a jump backwards.
    an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
    released. After a C function, the handler raises when the lock is free.
 4. **A foreign exception passes through unchanged.** A clause that catches an `OSError`, an `ImportError` or a
-   `RuntimeError` calls `raise_if_foreign` first; `ignoring` does that for an error that is dropped. Otherwise a
+   `RuntimeError` calls `raise_if_foreign` first. A clause that drops the error uses `ignoring` instead. Otherwise a
    handler's `TimeoutError`, which is an `OSError`, would be retried, reported as a failure of the file system, or lost.
 5. **Python code that must not be interrupted runs in a bare thread** (`BareCall`), because handlers run in the main
    thread only. For example, a `KeyboardInterrupt` inside importlib can leave the lock of a module locked for ever.
@@ -28,11 +28,11 @@ a C function, and at a jump backwards.
    thread end with a `KeyError` before its work begins. So `import_uninterrupted` imports every module that is rarely
    needed, and `start_thread` starts every thread.
 
-A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
-would release the lock. So a forked child abandons the unfinished imports of this module, and starts them again. The
-child does not abandon the imports of the program's own threads. An import in the child that waits for such an import
-fails after `CHILD_LIMIT_S` seconds. After a fork by C code, every import in the child may fail in this way, because the
-interpreter's global import lock may be locked: Python resets this lock only after `os.fork`.
+A fork during an import copies the lock of the import and a half-initialized module. The fork does not copy the thread
+that would release the lock. So a forked child abandons the unfinished imports of this module, and starts them again.
+The child does not abandon the imports of the program's own threads. An import in the child that waits for such an
+import fails after `CHILD_LIMIT_S` seconds. After a fork by C code, every import in the child may fail in this way,
+because the interpreter's global import lock may be locked: Python resets this lock only after `os.fork`.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ _OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
 
 
 def in_one_chain(*steps: partial[Any]) -> list[Any]:
-    """Call `steps`, which must be C functions. No signal handler can run between them. Return the list of results."""
+    """Call `steps`, which must be C functions. No signal handler runs between two steps. Return the list of results."""
     return list(map(partial.__call__, steps))
 
 
 def raise_if_foreign(error: BaseException, *libraries: str) -> None:
-    """Raise `error` again if a signal handler of the program raised it: rule 4 above.
+    """Raise `error` again if a signal handler of the program raised it (rule 4 in `interrupts`).
 
-    An ``except`` clause must call this function first if it catches an `OSError`, an `ImportError` or a `RuntimeError`,
-    and does not always raise it again. The function recognises an exception of a handler as follows. An `OSError` has
-    no error number. An `ImportError` has no name of a module. The traceback of a `RuntimeError` has a function outside
-    of this package and of `libraries`.
+    An ``except`` clause that catches an `OSError`, an `ImportError` or a `RuntimeError` must call this function first,
+    unless the clause always raises the error again. The function recognises an exception of a handler as follows. An
+    `OSError` has no error number. An `ImportError` has no name of a module. The traceback of a `RuntimeError` has a
+    function outside of this package and of `libraries`.
 
     Args:
         error: the exception.
@@ -89,9 +89,9 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
 
 
 class ignoring:  # noqa: N801 - used like `contextlib.suppress`
-    """Context manager that ignores errors of `kinds`, except the errors of signal handlers (rule 4 above).
+    """Context manager that ignores errors of `kinds`, except the errors of signal handlers (rule 4 in `interrupts`).
 
-    Don't use it as the first statement of a ``finally``: a ``with`` begins with a Python function (rule 3).
+    Don't use this class in the first statement of a ``finally``: the ``with`` begins with a Python function (rule 3).
     """
 
     def __init__(self, *kinds: type[Exception]) -> None:
@@ -118,7 +118,7 @@ def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:
 
 
 def raise_unless_absent(error: BaseException) -> None:
-    """Raise `error` again unless a list or a deque raised it for a missing item: rule 4 above.
+    """Raise `error` again unless a list or a deque raised it for a missing item (rule 4 in `interrupts`).
 
     An ``except`` clause that expects an `IndexError` from ``pop``, or a `ValueError` from ``remove``, must call this
     function first.
@@ -128,7 +128,7 @@ def raise_unless_absent(error: BaseException) -> None:
 
 
 def raise_unless_closed(error: BaseException) -> None:
-    """Raise `error` again unless a system call or a closed epoll raised it: rule 4 above.
+    """Raise `error` again unless a system call or a closed epoll raised it (rule 4 in `interrupts`).
 
     An ``except`` clause that expects a `ValueError` from an epoll must call this function first.
     """
@@ -140,8 +140,8 @@ def raise_unless_closed(error: BaseException) -> None:
 
 
 LIMIT_S: Final = 60.0
-"""The time limit of an import, in seconds. A longer import is treated as a deadlock, in which a signal handler has
-interrupted an import and imports the same module."""
+"""The time limit of an import, in seconds. A longer import counts as a deadlock: a signal handler has interrupted an
+import, and now waits for an import of the same module."""
 
 CHILD_LIMIT_S: Final = 1.0
 """The time limit of an import in a forked child, in seconds, if other threads of the parent were importing modules
@@ -155,14 +155,14 @@ _importlib: Any = sys.modules["_frozen_importlib"]
 
 
 class HelperThread(threading.Thread):  # the real `Thread`, even if a test replaces `threading`
-    """The class of all threads that this package starts. It distinguishes them from the threads of the program."""
+    """The class of all threads that this package starts, as opposed to the threads of the program."""
 
 
 class BareCall(Generic[T]):
-    """Calls `work` in a thread of its own, where no signal handler can interrupt it: rule 5 above.
+    """Calls `work` in a new thread, where no signal handler can interrupt the call (rule 5 in `interrupts`).
 
     Attributes:
-        refusal: the error of the interpreter if it can't start a thread. Then `work` is not called.
+        refusal: the error of the interpreter if the thread can't be started. Then `work` is not called.
         result: the result of the call, if it has returned.
         error: the exception of the call, if it has raised one.
         is_over: whether the call has ended.
@@ -262,11 +262,12 @@ _limit_s = [LIMIT_S]
 
 
 def import_uninterrupted(name: str) -> Any:
-    """Import the module `name` in a thread of its own (rule 5 above), and return the module.
+    """Import the module `name` in a new thread (rule 5 in `interrupts`), and return the module.
 
     Raises:
         ImportError: there is no such module, the module raised an exception, or its import waits for another import
-            that does not end. The ``name`` of the error is set, unlike that of an error of a signal handler.
+            that does not end. The attribute ``name`` of the error is set. An error that a signal handler raises has no
+            ``name``.
         OSError: a system call failed, for example because no descriptor is left.
     """
     found = sys.modules.get(name)
@@ -304,7 +305,7 @@ def _after_fork_in_child() -> None:
     """Abandon the unfinished imports of `import_uninterrupted` in a forked child.
 
     Shorten the time limit of imports if another thread of the parent was importing a module or held the global import
-    lock, because imports of the child may wait for this thread for ever.
+    lock. An import in the child may wait for ever for that thread, which the child does not have.
     """
     me = threading.get_ident()
     gone = _importing.keys() - {me}

@@ -1,7 +1,7 @@
 """Network functions for the other modules: host names, addresses, ports, connections, and a host-wide mutex.
 
-Only this module imports `socket`. It is separate from `system`, because `socket` is slow to import and few programs
-need it.
+Only this module imports `socket`. This module is separate from `system`, because `socket` is slow to import and few
+programs need `socket`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_this_host(name: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now. Another process may bind it before the caller does."""
+    """Return a TCP port that is free now. Another process may bind the port before the caller binds it."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         port: int = server.getsockname()[1]
@@ -90,7 +90,7 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
         ends: the deadline, by the monotonic clock.
 
     Raises:
-        OSError: no endpoint accepted a connection. This is the error of the last endpoint.
+        OSError: no endpoint accepted a connection. The error is that of the last endpoint.
     """
     failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
     system.occupy_standard_descriptors()
@@ -127,8 +127,8 @@ def drop_unsent(connection: socket.socket) -> None:
 def acquire_host_mutex(name: str) -> socket.socket | None:
     """Try to acquire the mutex `name`, which all processes in this host's network namespace share.
 
-    The mutex is a socket bound to the abstract address `name` (unix(7)). It is released when the socket is closed or
-    the process ends.
+    The mutex is a socket bound to the abstract address `name` (unix(7)). The mutex is released when the socket is
+    closed or the process ends.
 
     Returns:
         The socket. None if another process holds the mutex, or if the system has no abstract socket addresses.

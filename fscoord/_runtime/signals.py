@@ -1,6 +1,6 @@
 """Signal handlers for the command line: no signal is lost, and a command can clean up after a termination signal.
 
-The library does not use this module, because it does not change the signal handlers of its caller.
+The library does not use this module, because the library does not change the signal handlers of its caller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fscoord._runtime import system
 
 RESEND_AFTER_S = 0.01
-"""The delay, in seconds, before a lost signal is sent again. This is repeated until the signal arrives."""
+"""The delay, in seconds, before a lost signal is sent again. The signal is sent again and again until it arrives."""
 
 
 class Terminated(SystemExit):
@@ -35,9 +35,9 @@ class Terminated(SystemExit):
 def resend_lost_signals() -> Iterator[None]:
     """Context manager that sends a Ctrl-C or a termination signal again if Python drops the exception of its handler.
 
-    A signal handler may run during a callback of a weak reference, a ``__del__`` or a finalizer. If it raises an
-    exception there, Python passes the exception to `sys.unraisablehook` and continues. This is not rare, because each
-    import ends with a callback (``_get_module_lock`` in importlib).
+    A signal handler may run during a callback of a weak reference, a ``__del__`` or a finalizer. If the handler raises
+    an exception there, Python passes the exception to `sys.unraisablehook` and continues. Such a loss is not rare,
+    because each import ends with a callback (``_get_module_lock`` in importlib).
     """
     before = sys.unraisablehook
 
@@ -100,7 +100,7 @@ def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Abstra
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Context manager that defers each signal with a Python handler to the end of the body. The body must be short.
+    """Context manager that defers each signal that has a Python handler to the end of the body. The body must be short.
 
     The signal handlers are replaced. The signals are not blocked in the kernel, because a process that the body starts
     would inherit the blocked signals. A signal without a Python handler is not deferred: it is ignored, or it ends this
@@ -118,9 +118,9 @@ def defer_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on. Programs that this process starts also ignore them.
+    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on. Programs that this process starts also ignore these signals.
 
-    Call it only in a program that ends when its parent process ends.
+    Call this function only in a program that ends when its parent process ends.
     """
     for number in (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")):
         if number is not None:
@@ -128,7 +128,7 @@ def ignore_signals() -> None:
 
 
 def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> AbstractContextManager[None]:
-    """Return a context manager in which the signals `names` only call `call`, with the signal number.
+    """Return a context manager in which each signal of `names` calls `call` with its number, and has no other effect.
 
     `call` runs in the main thread, at any point of the body. A signal that the process ignores stays ignored. Outside
     the main thread, the context manager does nothing.

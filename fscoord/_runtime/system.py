@@ -4,7 +4,7 @@ Other modules call ``system.os.read(...)``, for example. So pyfakefs and the fau
 whole package in one place. The price is one attribute lookup per call.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
-descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.
+descriptor of the same number. Code that uses one of these functions checks `is_fake_fs` first.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def is_fake_fs() -> bool:
 
 
 fake_fs_mutex = threading.RLock()
-"""Held during all file operations on a fake file system, because pyfakefs is not thread-safe.
+"""A thread holds this mutex during each file operation on a fake file system, because pyfakefs is not thread-safe.
 
 Since Python 3.13, while one thread is in a call of pyfakefs, the calls of all other threads reach the real ``os``. The
 real ``os`` would apply the descriptor numbers of fake files to real files.
@@ -168,7 +168,7 @@ def process_state(pid: int) -> str:
 
 
 def _stat_fields(pid: int | str) -> list[str]:
-    """Return the fields of proc_pid_stat(5) of process `pid`, beginning with the state; [] if they are unknown."""
+    """Return the fields of proc_pid_stat(5) of process `pid`, beginning with the state. [] if they are unknown."""
     return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
@@ -208,10 +208,10 @@ def aligned_memory(size: int) -> mmap.mmap:
 
 
 class Descriptors(set[int]):
-    """The set of the open descriptors of one owner. A forked child closes them.
+    """The set of the open descriptors of one object. A forked child closes these descriptors.
 
-    Add a number in the chain of C calls that opens it (rule 1 in `interrupts`). Remove a number before closing it: the
-    next open(2) in any thread may return the same number.
+    Add a number in the chain of C calls that opens the descriptor (rule 1 in `interrupts`). Remove a number before
+    closing it: the next open(2) in any thread may return the same number.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ _close = os.close
 """The real close(2), even if a test replaces `os`."""
 _descriptors: WeakObjects[Descriptors] = WeakObjects()
 loose = Descriptors()
-"""The descriptors without an owner. Any thread may change this set at any time."""
+"""The open descriptors that belong to no object. Any thread may change this set at any time."""
 
 
 opens_under_way: dict[int, str] = {}
@@ -282,7 +282,7 @@ def forget_descriptors() -> None:
 
 
 def duplicate(fd: int, owned_fds: set[int]) -> int:
-    """Duplicate `fd` (dup(2)), and add the new descriptor to `owned_fds` in the same chain of C calls. Return it."""
+    """Duplicate `fd` (dup(2)), and return the new descriptor. The same chain of C calls adds it to `owned_fds`."""
     opened: list[int] = []
     in_one_chain(functools.partial(opened.extend, map(os.dup, (fd,))), functools.partial(owned_fds.update, opened))
     return opened[0]
@@ -344,9 +344,10 @@ def open_regular(path: str) -> IO[bytes]:
 
 
 def at_end_of_child(call: Callable[[], object]) -> None:
-    """If this process is a child of multiprocessing, call `call` when it ends. Otherwise do nothing.
+    """If this process is a child of multiprocessing, call `call` when the process ends. Otherwise do nothing.
 
-    A child of multiprocessing may end without the functions of `atexit`. It always runs multiprocessing's finalizers.
+    A child of multiprocessing may end without a call of the functions of `atexit`. Such a child always runs
+    multiprocessing's finalizers.
     """
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
@@ -366,7 +367,7 @@ def make_node(
     publish: Callable[..., object],
     owned_fds: set[int],
 ) -> int:
-    """Create a directory or a FIFO, set its permissions, and move it to `path`. Return a descriptor of it.
+    """Create a directory or a FIFO, set its permissions, and move it to `path`. Return a descriptor of the new node.
 
     mkdir(2) and mkfifo(2) return no descriptor. Before the permissions are set, another user who may rename files in
     the parent directory could replace the new node by another file of this user. So the node is created in a new
@@ -434,7 +435,7 @@ def make_directory(path: str, mode: int, permit: Callable[[int], object]) -> int
 
 
 def sync_data(fd: int) -> None:
-    """Write the data of `fd` to the disk (fdatasync(2)), so that they survive a power failure.
+    """Write the data of `fd` to the disk (fdatasync(2)), so that the data survive a power failure.
 
     On macOS, fsync(2) only writes to the disk's volatile cache. There, F_FULLFSYNC of fcntl(2) also flushes this cache.
     """
@@ -462,8 +463,8 @@ def drop_cached_pages(fd: int) -> None:
 def readiness(fd: int, *, writing: bool = False) -> Callable[[float], Any]:
     """Return a function that waits until `fd` is ready to be read, or with `writing` to be written.
 
-    The argument of the function is the longest wait in milliseconds. Its result is true if `fd` is ready or closed. If
-    it is closed, the next read or write raises the error.
+    The argument of the returned function is the longest wait in milliseconds. The result of the returned function is
+    true if `fd` is ready or closed. On a closed `fd`, the next read or write raises the error.
     """
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -505,15 +506,17 @@ def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
 
 
 _closers: dict[int, weakref.ref[Any]] = {}
-"""{id of a `Descriptors`: weak reference to its owner}. The callback of the reference closes the descriptors."""
+"""{id of a `Descriptors`: weak reference to the object that uses the descriptors}. The callback of the reference closes
+the descriptors."""
 
 
 def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     """Close `descriptors` as soon as `owner` is collected.
 
-    `weakref.finalize` is written in Python. If a signal handler interrupted it with an exception, the descriptors would
-    stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). The callback makes all
-    calls of an iterator: `next` searches `filter(None, calls)` for a true result, and no call returns a true result.
+    `weakref.finalize` is written in Python. If a signal handler interrupted `weakref.finalize` with an exception, the
+    descriptors would stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). The
+    callback applies `next` to `filter(None, calls)`. The results of all calls are false, so `next` makes every call in
+    its search for a true result.
     """
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
         weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
@@ -537,8 +540,8 @@ def _closing(descriptors: Descriptors) -> Iterator[Any]:
 def owned_for_a_while() -> tuple[Descriptors, Callable[[], object]]:
     """Return an empty set of descriptors, and a function that closes the descriptors in the set.
 
-    The function is a C function, so a ``finally`` can begin with it (rule 3 in `interrupts`). Call it once. Errors of
-    close(2) are ignored.
+    The function is a C function, so a ``finally`` can begin with it (rule 3 in `interrupts`). Call the function only
+    once. Errors of close(2) are ignored.
     """
     opened = Descriptors()
     if os.close is not _close:  # as in `close_when_collected`
@@ -553,8 +556,9 @@ SLEEP_MAX_S: Final = 1.0
 class AutoResetEvent:
     """An event that wakes one waiting thread and is reset when the thread wakes.
 
-    It consists of a single lock without an owner. `threading.Event` would not do, because it guards its state by a
-    second lock. If a signal interrupted the thread that holds this lock, a handler that uses the event would deadlock.
+    The event is a single lock, which any thread may release. `threading.Event` is unsafe here, because a second lock
+    guards its state. If a signal interrupted the thread that holds the second lock, a signal handler that uses the
+    event would deadlock.
     """
 
     def __init__(self) -> None:
@@ -571,7 +575,7 @@ class AutoResetEvent:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the event at most `seconds`, and reset the event. Return whether it was set."""
+        """Wait for the event at most `seconds`, and reset the event. Return whether the event was set."""
         if seconds <= SLEEP_MAX_S:
             return self._lock.acquire(timeout=max(seconds, 0.0))
         ends = time.monotonic() + seconds
@@ -588,7 +592,7 @@ exiting: list[int] = []
 """The id of this process, once the process is known to be exiting; before, the list is empty."""
 
 EXIT_MAX_S: Final = 60.0
-"""How long a daemon thread sleeps at exit, in seconds; see `is_ended_by_exit`. The sleep has an end, because an exit
+"""How long a daemon thread sleeps at exit, in seconds; see `is_ended_by_exit`. The sleep is limited, because an exit
 handler of the program may join the thread."""
 
 
@@ -618,9 +622,10 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
 
 
 def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
-    """Like `try_thread`, for a `call` that blocks in the kernel. Return an error under gevent or eventlet.
+    """Do as `try_thread`, for a `call` that blocks in the kernel. Return an error under gevent or eventlet.
 
-    If one green thread of gevent or eventlet blocks in the kernel, all of them are blocked. So the caller must poll.
+    If one green thread of gevent or eventlet blocks in the kernel, all green threads are blocked. So a caller that gets
+    the error must poll.
     """
     if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
         return RuntimeError("a green thread must not block in the kernel")
@@ -631,8 +636,8 @@ def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
     """Return the error of an operation that can't start the thread `name`. `refusal` is the interpreter's error.
 
     Since Python 3.12, the interpreter starts no threads at exit, even before it calls the first exit function. So at
-    exit this function sleeps, as `is_ended_by_exit` describes. Its callers may hold mutexes of this package, but none
-    that an exit function of this package needs.
+    exit this function sleeps, as `is_ended_by_exit` describes. A caller of this function may hold mutexes of this
+    package, except a mutex that an exit function of this package needs.
     """
     if str(refusal).endswith("at interpreter shutdown"):
         exiting.append(os.getpid())
@@ -722,7 +727,7 @@ def has_ofd_locks() -> bool:
 
 
 def has_inotify() -> bool:
-    """Return whether inotify(7) can be used. It needs Linux, and does not work on a fake file system."""
+    """Return whether inotify(7) can be used: the system is Linux, and the file system is not a fake file system."""
     return sys.platform == "linux" and not is_fake_fs()
 
 

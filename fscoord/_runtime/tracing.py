@@ -1,4 +1,4 @@
-"""`Recorder` writes the spans of this process to its own trace files. It never blocks and never fails the program.
+"""`Recorder` writes the spans of this process to its trace files. A recorder never blocks and never fails the program.
 
 A span is a period in which the process waited, held a lock or ran an operation of interest. `docs/trace.md` specifies
 the files. The module is in the lowest layer, so that every part of the package may record spans. If the global
@@ -13,7 +13,8 @@ These rules keep the cost for the program low:
   append would request the length of the file from a file server.
 - A failed system call may lose spans, but never fails an operation. The first error is logged. After an error the
   recorder drops spans for `RETRY_S` seconds, and then tries again.
-- The deque, the open spans and the files are bounded. A process has two files, called segments. It fills them in turn.
+- The deque, the open spans and the files are bounded. A process has two files, called segments, and fills the segments
+  in turn.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ Span = list[Any]
 
 A list takes a quarter of the time that an object with attributes takes, and can be encoded directly. The facts are
 names and values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other
-modules pass spans on and don't read them.
+modules pass spans on, but don't read the items of a span.
 """
 
 KIND, NUMBER, THREAD, BEGIN, END, NAME, PLACE, RANK, OUTCOME = range(9)
@@ -97,7 +98,7 @@ class Recorder:
         _all.add(self)
 
     def forget(self) -> None:
-        """Drop all spans and files in a forked child, because they belong to its parent."""
+        """Drop all spans and files in a forked child, because the spans and files belong to its parent."""
         self._busy = system.threading.Lock()  # held by the thread that writes; no thread waits for it
         self._numbers = count(1)
         self._pending: deque[Span] = deque(maxlen=PENDING_MAX)
@@ -116,7 +117,7 @@ class Recorder:
     # -- spans -----------------------------------------------------------------------------------------------------
 
     def begin(self, kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> Span:
-        """Return a new, open span. Call `end` to complete it. `Span` describes the arguments."""
+        """Return a new, open span. Call `end` to complete the span. `Span` describes the arguments."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         number = next(self._numbers)
@@ -139,7 +140,7 @@ class Recorder:
             self.flush()
 
     def end_later(self, span: Span, outcome: str) -> None:
-        """End `span`, but don't write it now. Use it while a lock is held for which other processes wait."""
+        """End `span` without a write to the file. Use it while a lock is held for which other processes wait."""
         if self._open.pop(span[NUMBER], None) is span:
             span[END], span[OUTCOME] = system.time.monotonic_ns(), outcome
             self._pending.append(span)
@@ -154,7 +155,7 @@ class Recorder:
         self.end(self.begin(kind, name, place, rank, *facts), "done")
 
     def before_sleep(self, span: Span, seconds: float) -> None:
-        """Write the open spans before a long sleep, so that they are not lost if the process is killed during it.
+        """Write the open spans before a long sleep, so that a kill of the process during the sleep does not lose them.
 
         Args:
             span: the span of the wait that is going to sleep.
@@ -273,7 +274,7 @@ class Recorder:
         return self._encode(facts) + "\n"
 
     def _line(self, spans: list[Span]) -> str:
-        """Return one line of JSON for `spans`. Encoding them together takes half the time of encoding each one."""
+        """Return one line of JSON for `spans`. Encoding all spans at once takes half the time of encoding each span."""
         try:
             return self._encode(spans) + "\n"
         except (TypeError, ValueError):  # a fact of a foreign type, such as a rank of numpy

@@ -5,6 +5,6 @@ sleep until the next test. A driver sleeps. Code that waits for keys of a store,
 yields requests. Waits, drivers and requests are in the module `wait`. The module `timing` has the pauses between
 retries of an operation, and the warnings about a long wait.
 
-This package does not depend on stores, logs or file systems. Its callers hold no lock, because a sleep may last until
-the deadline.
+This package does not depend on stores, logs or file systems. A caller of this package holds no lock, because a sleep
+may last until the deadline.
 """

@@ -27,7 +27,8 @@ class Awaited(NamedTuple):
     Attributes:
         kind: the kind of the object: one of the constants of this module.
         name: the name that the caller gave to the object.
-        size: how many ranks or nodes must arrive; 0 if the number is unknown, or does not apply.
+        size: how many ranks or nodes must arrive; 0 if the number is unknown, or if nothing arrives at this kind of
+            object.
     """
 
     kind: str
@@ -39,11 +40,11 @@ class Awaited(NamedTuple):
 
 
 class ShownWait(NamedTuple):
-    """The longest wait of one session, as a store shows it to other processes.
+    """The longest wait of one session (one open handle of the store), as the store shows the wait to other processes.
 
     Attributes:
-        kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``. It is ``key`` or ``queue``
-            if the program itself waits for a key or a queue.
+        kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``. The kind is ``key`` or
+            ``queue`` if the program itself waits for a key or a queue.
         name: the name that the caller gave to the object; empty if only the keys are known.
         keys: the first of the missing keys.
         key_count: how many keys are missing in all.

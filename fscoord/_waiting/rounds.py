@@ -43,7 +43,7 @@ LAST: Final = b"/last_member"
 
 
 class Verdict(NamedTuple):
-    """Why a round is broken: `came` are the ranks that had arrived, `dead` the ranks that died before they arrived."""
+    """The end of a broken round. `came`: the ranks that had arrived. `dead`: ranks that died before they arrived."""
 
     came: frozenset[int]
     dead: list[int]
@@ -129,8 +129,8 @@ def add_arrivals(
         ranks: ranks that have arrived in arrival slots. A rank that has an arrival in `text` gets no second token.
         own: the rank of the caller, or None. The token of `own` comes last.
         world_size: how many ranks must arrive.
-        is_first: whether `own` gets a token even if `text` has an arrival of `own`. Then the result is None if `text`
-            has the arrivals of all ranks.
+        is_first: whether `own` gets a token even if `text` has an arrival of `own`. If true, the result is None for a
+            `text` that has the arrivals of all ranks.
     """
     size, come = b"/%d" % world_size, set()
     for token in text.split():

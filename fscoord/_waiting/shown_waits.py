@@ -41,8 +41,8 @@ class ShownWaits:
     """The published waits of one handle.
 
     Args:
-        write: called with the longest wait, or None if there is none, and the number of other waits. It must not raise
-            an error when it can't write, because the wait itself must not fail.
+        write: called with the longest wait, or None if there is none, and the number of other waits. This function must
+            not raise an error when it can't write, because the wait itself must not fail.
     """
 
     def __init__(self, write: Callable[[Shown | None, int], object]) -> None:
@@ -52,7 +52,7 @@ class ShownWaits:
         self._changes = 0
 
     def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
-        """Publish the wait of `slow_logger`, unless it is published already.
+        """Publish the wait of `slow_logger`, unless this wait is published already.
 
         Args:
             slow_logger: the logger of the wait.

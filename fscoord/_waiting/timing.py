@@ -67,8 +67,8 @@ class SlowWaitLogger:
 
     Args:
         name: the name of the logger.
-        describe: returns a text that says what the caller waits for. `warn_if_due` uses it by default. It is never
-            called under a lock of the store, so it may use the store.
+        describe: returns a text that says for what the caller waits. `warn_if_due` calls this function by default. No
+            caller holds a lock of the store, so the function may use the store.
         started: when the wait began, by the monotonic clock; None: now.
         awaited: the object for which the caller waits; None: the store names the missing keys.
 
@@ -101,7 +101,7 @@ class SlowWaitLogger:
         return now >= self.started + SHOW_S
 
     def next_due(self, now: float) -> float:
-        """Set `due` to the next time after `now` at which the store must show the wait or log a warning. Return it."""
+        """Set and return `due`, the next time after `now` at which the store must show the wait or log a warning."""
         is_next_shown = self.shown is not None
         self.due = self._next if is_next_shown else min(self._next, max(now, self.started) + SHOW_S)
         return self.due

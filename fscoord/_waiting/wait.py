@@ -5,8 +5,8 @@ A recipe or a collective is written once, as a generator that yields a `WaitRequ
 event loop. For each request, the store creates a `Wait`. A driver runs the wait, and sends the answer into the
 generator.
 
-A `Wait` does not block ("sans-I/O"). It returns how long to sleep, and has a waker that ends a sleep early. There are
-two drivers. `block_on` blocks a thread, by `Wait.sleep`. `next_look` serves an event loop, which sleeps by itself.
+A `Wait` does not block ("sans-I/O"). A `Wait` returns how long to sleep, and has a waker that ends a sleep early. There
+are two drivers. `block_on` blocks a thread, by `Wait.sleep`. `next_look` serves an event loop, which sleeps by itself.
 
 `Wait.look` first arms the wait, and then tests the condition. To *arm* a wait is to request a wake-up at the next
 change. So no change is missed: the test finds an earlier change, and a later change ends the next sleep. In the reverse
@@ -39,8 +39,9 @@ class NeededRanks:
     Args:
         ranks: the ranks that are needed at the beginning.
         key: the key, as returned by `key_bytes`.
-        judge: returns the ranks that are still needed, given the value of `key`. If no rank is needed, the wait ends.
-            A store may call it under its lock, so it must neither use the store nor raise an exception.
+        judge: returns the ranks that are still needed, given the value of `key`. If no rank is needed, the wait ends. A
+            store may call this function under the store's lock, so the function must neither use the store nor raise an
+            exception.
     """
 
     def __init__(self, ranks: list[int], key: bytes, judge: Callable[[bytes], list[int]]) -> None:
@@ -62,7 +63,7 @@ class WaitRequest(NamedTuple):
     Attributes:
         kind: the condition that ends the wait. `KEYS`: each key has a value or a non-empty queue. `VALUES`: each key
             has a value. `ITEM`: a queue has a value.
-        keys: the keys, as returned by `key_bytes`. The wait ends when all of them fulfil the condition. For `ITEM`: the
+        keys: the keys, as returned by `key_bytes`. The wait ends when all keys fulfil the condition. For `ITEM`: the
             name of the queue.
         timeout: the longest wait, in seconds.
         ranks: for `KEYS`: the wait also ends when one of these ranks is known dead. With `NeededRanks` it also ends
@@ -70,9 +71,9 @@ class WaitRequest(NamedTuple):
         sessions: for `KEYS`: the wait also ends when one of these sessions is known dead.
         slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
 
-    The answer for `KEYS` is the list of the dead ranks or sessions. It is empty if all keys are present, or if no rank
-    is needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value that was
-    removed from the queue.
+    The answer for `KEYS` is the list of the dead ranks or sessions. This list is empty if all keys are present, or if
+    no rank is needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value
+    that was removed from the queue.
     """
 
     kind: str
@@ -86,7 +87,7 @@ class WaitRequest(NamedTuple):
 class ArrivalRequest(NamedTuple):
     """A request to arrive at a barrier: record an arrival in `key`, and wait for `done`. The last rank sets `done`.
 
-    A store may record the arrival and arm the wait in one operation, under one hold of its lock.
+    A store may record the arrival and begin the wait in one operation, under one hold of its lock.
     `fscoord._waiting.rounds.is_last` tells which arrival is the last.
 
     Attributes:
@@ -127,7 +128,8 @@ new_tuple: Final = tuple.__new__
 Request = WaitRequest | ArrivalRequest
 
 WaitSteps = Generator[Request, Any, T]
-"""A generator that yields requests and returns a `T`. The driver sends each answer into it, or throws an error."""
+"""A generator that yields requests and returns a `T`. The driver sends each answer into the generator, or throws an
+error into it."""
 
 
 class NotYet:
@@ -142,7 +144,7 @@ class Waker(Protocol):
     """Ends the sleep of one wait."""
 
     def set(self) -> bool:
-        """Wake the waiter. If it is not asleep, its next sleep ends at once. Return False if the waker was set already.
+        """Wake the waiter, or end the next sleep of an awake waiter at once. Return False if the waker was set already.
 
         Any thread may call this method.
         """
@@ -173,8 +175,9 @@ THREAD_BACKEND: Final = WaitBackend()
 class Wait(Protocol[T_co]):
     """One wait. Only one thread at a time may use it.
 
-    An operation that changes the store may arm a wait while it still holds the store's lock. Then the operation has
-    tested the condition under this lock, and the wait needs no `look` before its first sleep.
+    To arm a wait is to request its wake-up at the next change of the store. An operation that changes the store may arm
+    a wait while the operation still holds the store's lock. Then the operation has tested the condition under this
+    lock, and the wait needs no `look` before its first sleep.
     """
 
     def look(self) -> T_co | NotYet:
@@ -197,10 +200,10 @@ class Wait(Protocol[T_co]):
 
     @property
     def waker(self) -> Waker:
-        """The waker that ends a sleep. An event loop waits for it and does not call `sleep`."""
+        """The waker that ends a sleep. An event loop waits for the waker, and does not call `sleep`."""
 
     def close(self) -> None:
-        """End the wait, and disarm it. This method may be called twice."""
+        """End the wait, so that no change of the store wakes it any more. This method may be called twice."""
 
 
 def block_on(wait: Wait[T]) -> T:

@@ -16,7 +16,10 @@ LONGEST_S: Final = 86400.0
 
 
 class AsyncioWaker:
-    """Wakes the task that sleeps in `sleep`. Any thread may call `set`. Threads use `system.AutoResetEvent` instead."""
+    """Wakes the task that sleeps in `sleep`.
+
+    Any thread may call `set`. A waiting thread has a `system.AutoResetEvent`.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -54,14 +57,14 @@ class AsyncioWaker:
 
 
 class AsyncioBackend(WaitBackend):
-    """The wait backend for the tasks of `loop`. The loop receives file events for all of them."""
+    """The wait backend for the tasks of `loop`. The loop receives file events for all these tasks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether this backend is for `loop`, and was made in this process rather than before a fork."""
+        """Return whether this backend is for `loop`, and was made in this process and not in its parent."""
         return self.loop is loop and self._life == system.process_epoch()
 
     def new_waker(self) -> AsyncioWaker:
@@ -79,7 +82,8 @@ class AsyncioBackend(WaitBackend):
     def release(self, events: Any) -> None:
         """Remove `events` from the loop, and close `events`.
 
-        A forked child only closes `events`. It shares its parent's epoll instance, so it must not remove descriptors.
+        A forked child only closes `events`. The child shares its parent's epoll instance, so it must not remove
+        descriptors.
         """
         running = None
         try:
@@ -101,7 +105,7 @@ class AsyncioBackend(WaitBackend):
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> bool:
     """Schedule `call` in `loop`. Any thread may call this function.
 
-    Return False if the loop is closed. The call is then not scheduled, and no task waits for it.
+    Return False if the loop is closed. Then `call` is not scheduled, and no task waits for `call`.
     """
     try:
         loop.call_soon_threadsafe(call, *arguments)

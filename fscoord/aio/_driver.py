@@ -106,7 +106,7 @@ class StoreDriver:
 
 
 def _close_amid(store: Store, error: BaseException | None) -> None:
-    """Close `store` in this thread. Meanwhile, `error` is the current exception of this thread, as it is of the task.
+    """Close `store` in this thread. During the call, `error` is the thread's current exception, as it is the task's.
 
     `FileStore.close` reads `sys.exc_info` to find out whether the store is closed because of an error.
     """
@@ -201,7 +201,7 @@ def for_tasks(
 
 
 def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any:
-    """Make a coroutine method for a subclass of `ForTasks`, which calls the blocking `method` of ``self._core``.
+    """Return a coroutine method, for a subclass of `ForTasks`, that calls the blocking `method` of ``self._core``.
 
     If `undone_by` or `in_steps` decorates `method`, its steps run in the event loop. Otherwise `method` runs in a
     thread, so it must not wait. If the task is cancelled, the current call is completed, the generator of the steps is
@@ -253,7 +253,7 @@ def overriding(
 
 
 def bound(do: Any, arguments: tuple[Any, ...], named: dict[str, Any], *hidden: Any) -> Callable[[], Any]:
-    """Bind `hidden` and the arguments to `do`. Copy arguments that other tasks may change before the call ends."""
+    """Return a function that calls `do` with `hidden` and the arguments. Copy arguments that other tasks may change."""
     kept = {name: _copied(value) for name, value in named.items()}
     return partial(do, *hidden, *map(_copied, arguments), **kept)
 
@@ -267,7 +267,7 @@ def _copied(value: Any) -> Any:
 
 
 def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
-    """Return steps that make `call`. If `call` returns a generator of steps, these steps follow.
+    """Return steps that make `call`. If `call` returns a generator of steps, the steps of the generator follow.
 
     `CallExecutor.drive` runs steps in its threads, so `call` is made in a thread too.
     """

@@ -1,9 +1,9 @@
-"""`CallExecutor` makes blocking calls in threads for the tasks of a loop. It also runs waits, and generators of waits.
+"""`CallExecutor` makes blocking calls in threads for the tasks of a loop, and runs waits and generators of waits.
 
-Any call may block, for a server or for the log's lock while another process holds it. So all calls are made in threads,
-unless the store only uses memory. A call of a store on a local file system usually takes microseconds. A thread takes
-longer than that to wake the loop. So for such a store, the loop first blocks until the call is over, for at most a
-millisecond.
+Any call may block: the call may wait for a server, or for the log's lock that another process holds. So all calls are
+made in threads, unless the store only uses memory. A call of a store on a local file system usually takes microseconds,
+less time than a thread needs to wake the loop. So for such a store, the loop first blocks until the call is over, for
+at most a millisecond.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fscoord._waiting.wait import NotYet, Request, Wait, WaitSteps, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon, finish
 
 CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
-"""If `CallExecutor.run` raises one of these, the call was certainly made. After any other exception, for example
-`KeyboardInterrupt`, the call may not have been made."""
+"""If `CallExecutor.run` raises one of these exceptions, the call was certainly made. After any other exception, for
+example `KeyboardInterrupt`, the call may not have been made."""
 
 IDLE_S: Final = 1.0
 """How many seconds a thread waits for another call before it ends."""
@@ -71,7 +71,7 @@ class PendingCall(Generic[T]):
         """Return the result of the call.
 
         Raises:
-            CancelledError: the task was cancelled while it waited for the call.
+            CancelledError: the task was cancelled while the task waited for the call.
             BaseException: the call raised this exception, and the task was not cancelled.
         """
         error, self.error = self.cancelled or self.error, None
@@ -99,7 +99,10 @@ class CallExecutor:
         _all.add(self)
 
     def begin(self) -> None:
-        """Reset to a state without threads and calls. A forked child calls this, because threads do not survive."""
+        """Reset to a state without threads and calls.
+
+        A forked child calls this method, because fork(2) copies no other thread.
+        """
         self._mutex = system.threading.Lock()  # guards the three attributes below
         self._calls: deque[PendingCall[Any]] = deque()
         self._threads = 0
@@ -117,7 +120,7 @@ class CallExecutor:
         return call.result()
 
     async def complete(self, function: Callable[[], T]) -> PendingCall[T]:
-        """Call `function` in a thread, wait until the call is over, and return it.
+        """Call `function` in a thread, wait until the call is over, and return the call.
 
         If the task that awaits this method is cancelled meanwhile, the result records the cancellation.
         """
@@ -245,7 +248,7 @@ class CallExecutor:
                 raise system.thread_refused("fscoord-aio", thread)
 
     def _withdraw(self, call: PendingCall[Any]) -> bool:
-        """Remove `call` from the queue of calls. Return False if a thread has already taken it."""
+        """Remove `call` from the queue of calls. Return False if a thread has already taken `call`."""
         with self._mutex:
             try:
                 self._calls.remove(call)

@@ -55,8 +55,8 @@ def made_of(
 ) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, AsyncStore, P], None]]:
     """Decorate the ``__init__`` of a subclass of `ForTasks` that is the asyncio version of the blocking class `kind`.
 
-    The decorated ``__init__`` takes an `AsyncStore` and the further arguments of `kind`. It makes an object of `kind`
-    with these arguments, and then calls the undecorated ``__init__``.
+    The decorated ``__init__`` takes an `AsyncStore` and the further arguments of `kind`. The decorated ``__init__``
+    makes an object of `kind` with these arguments, and then calls the undecorated ``__init__``.
     """
 
     def decorate(do: Callable[[Any], None]) -> Any:

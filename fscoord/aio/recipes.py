@@ -26,9 +26,9 @@ Done = Callable[[], Coroutine[Any, Any, bytes]]
 class Hold(Named, AsyncContextDecorator):
     """The base class of locks, semaphores and elections. Contenders acquire in the order of their requests.
 
-    An object is an asynchronous context manager, and a decorator of coroutine functions. If a task is cancelled while
-    it acquires, it neither holds the lock nor waits in line afterwards. If a task is cancelled while it releases, the
-    release is completed first. With a ``ttl``, a thread renews the lease of each hold, even while the loop is busy.
+    An object is an asynchronous context manager, and a decorator of coroutine functions. A task that is cancelled
+    during an acquisition neither holds the lock nor waits in line afterwards. If a task is cancelled during a release,
+    the release is completed first. With a ``ttl``, a thread renews the lease of each hold, even while the loop is busy.
     """
 
     _core: Exclusive

@@ -28,7 +28,7 @@ class AsyncStore:
     and the waits of all tasks take turns in up to 16 threads.
 
     All other operations run in up to 4 threads, because a call may block on the log's lock or on a server. Calls of a
-    `~fscoord.HashStore` run in the loop, because they only use memory.
+    `~fscoord.HashStore` run in the loop, because such a store only uses memory.
 
     If a task is cancelled during a call, the cancellation is raised after the call is over. So a cancelled write may
     have taken effect. If a cancelled `queue_pop` has taken a value, the value is appended to the queue again.
@@ -171,7 +171,7 @@ def driver_of(store: object) -> StoreDriver:
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):
-    """Opens a store when it is awaited. As an asynchronous context manager, it also closes the store at the end."""
+    """An awaitable that opens a store. As an asynchronous context manager, it also closes the store at the end."""
 
     def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
         self._opening = opening
@@ -180,15 +180,15 @@ class Opening(Coroutine[Any, Any, AsyncStore]):
         return self._opening.__await__()
 
     def send(self, value: Any) -> Any:
-        """See `collections.abc.Coroutine`; a task calls it."""
+        """See `collections.abc.Coroutine`. A task calls this method."""
         return self._opening.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """See `collections.abc.Coroutine`; a task calls it."""
+        """See `collections.abc.Coroutine`. A task calls this method."""
         return self._opening.throw(*error)
 
     def close(self) -> None:
-        """See `collections.abc.Coroutine`; a task calls it."""
+        """See `collections.abc.Coroutine`. A task calls this method."""
         self._opening.close()
 
     async def __aenter__(self) -> AsyncStore:

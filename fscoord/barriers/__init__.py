@@ -2,9 +2,9 @@
 
 `Barrier`, `register_barrier`, `BarrierConfig` and `create_barrier_from_config` have the interface of
 ``torch.distributed.checkpoint._experimental.barriers``. There are these differences. If rank and world size are not
-given, they are read from the environment. `Barrier.execute_barrier` takes a timeout, and its error names the missing
-ranks. A restarted rank continues with the barrier that it was in. `register_barrier` refuses a class without a unique
-name.
+given, their values come from the environment. `Barrier.execute_barrier` takes a timeout, and its error names the
+missing ranks. A restarted rank continues with the first barrier that this rank has not passed. `register_barrier`
+refuses a class without a unique name.
 """
 
 from fscoord.barriers.base import (

@@ -125,7 +125,7 @@ class BarrierConfig:
 
 
 def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
-    """Create the barrier that `barrier_config` describes. Return None if its ``barrier_type`` is None.
+    """Create the barrier that `barrier_config` describes. Return None if ``barrier_config.barrier_type`` is None.
 
     The constructor may have a parameter ``rank``, ``world_size``, ``global_rank`` or ``global_world_size``. If the
     configuration omits the parameter, `fscoord.environment.detect` supplies the value.
@@ -145,7 +145,7 @@ def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
 
 
 def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
-    """Return from the environment each rank and world size that is a parameter of the class and is not in `given`."""
+    """Return each rank and world size that is a parameter of the class and not in `given`, from the environment."""
     from inspect import Parameter, signature
 
     accepted = signature(barrier_class).parameters

@@ -94,7 +94,7 @@ class StoreBarrier(Barrier):
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
         """Wait until every rank has called this method as many times as this rank.
 
-        After a timeout a rank may call it again.
+        After a timeout a rank may call this method again.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; None means the barrier's own timeout, or else the
@@ -149,7 +149,7 @@ class StoreBarrier(Barrier):
     def _advance(self, passed: int) -> None:
         """Record that this rank has passed barrier number `passed`.
 
-        Rank 0 also deletes the keys of the previous barrier, because all ranks have passed it.
+        Rank 0 also deletes the keys of the previous barrier, because all ranks have passed the previous barrier.
 
         Raises:
             BarrierError: another caller with the same rank has changed the recorded number.
@@ -183,7 +183,7 @@ class FileStoreBarrier(StoreBarrier):
     """A `StoreBarrier` on a `~fscoord.FileStore`. The constructor opens the store, and `close` closes it.
 
     Args:
-        path: the path of the store. It is never interpreted as an address.
+        path: the path of the store. The path is never interpreted as an address.
         barrier_prefix, rank, world_size, timeout, fail_fast, rank_tracing_decoder: as for `StoreBarrier`.
         options: further arguments of `~fscoord.FileStore`, such as ``lock``, ``durable`` or ``label``.
     """

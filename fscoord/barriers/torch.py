@@ -169,9 +169,9 @@ class DistBarrier(Barrier):
 def register_in_torch() -> None:
     """Register the barriers of fscoord in torch's own ``BARRIER_REGISTRY``, except names that torch already uses.
 
-    Then ``create_barrier_from_config(BarrierConfig("file_store", {...}))`` of
-    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`. This object is also an instance
-    of torch's ``Barrier``. A second call of `register_in_torch` does nothing.
+    After this call, ``create_barrier_from_config(BarrierConfig("file_store", {...}))`` of
+    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`. Such a barrier is also an
+    instance of torch's ``Barrier``. A second call of `register_in_torch` does nothing.
 
     Raises:
         ImportError: torch is not installed, or lacks the module.

@@ -1,6 +1,6 @@
 """The entry point of the command ``fscoord``.
 
-This module itself imports neither click nor rich, so it can report that they are not installed.
+This module itself imports neither click nor rich, so it can report that click or rich is not installed.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 LIMIT_S: Final = 1.0
 """The time limit in seconds for an operation on the store, and for the search of a log for queues."""
 SIZE_MAX: Final = 64 << 20
-"""The largest log, in bytes, that is read for a completion. A user would not wait for a larger one."""
+"""The largest log, in bytes, that is read for a completion. A user would not wait for a larger log."""
 OFFERS_MAX: Final = 1000
 
 

@@ -131,7 +131,7 @@ def _names_in(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _without_names(value: Any, names: dict[str, str]) -> Any:
-    """Return `value` with each word of `names` replaced in all of its texts; keys stay."""
+    """Return a copy of `value` in which each name in a text is replaced, according to `names`. Keys stay unchanged."""
     if isinstance(value, dict):
         return {key: _without_names(each, names) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,7 @@
 """The exit code of each exception, and the line that reports it.
 
-The numbers come from sysexits.h where it has a fitting number. Ctrl-C has 128 + the number of the signal.
+If sysexits.h has a fitting code, the exit code is this code. The exit code of Ctrl-C is 128 plus the number of the
+signal.
 """
 
 from __future__ import annotations

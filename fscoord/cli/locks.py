@@ -43,7 +43,7 @@ exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer",
 
 
 def _lock_verb(choose_side: Callable[[str | None], str]) -> click.Command:
-    """Return a verb that runs a command under a lock. `choose_side` turns -s, -x or neither into reader or writer."""
+    """Return a verb that runs a command under a lock. `choose_side` maps the option -s or -x to reader or writer."""
 
     @click.command(context_settings=VERBATIM)
     @shared

@@ -43,9 +43,9 @@ _READ_ONLY = "fscoord.read_only"
 
 
 class DirectoryPath(click.Path):
-    """The type of a directory argument. click does not stat it, because stat(2) hangs on a mount whose server is gone.
+    """The type of a directory argument. click does not stat the directory, because stat(2) hangs if the server is gone.
 
-    So click does not detect a missing directory. The verb raises an `OSError` for it.
+    So click does not detect a missing directory. The verb raises an `OSError` for a missing directory.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -210,14 +210,14 @@ def store_url(ctx: click.Context) -> str:
 
 
 def _not_empty(ctx: click.Context, what: str, url: str) -> str:
-    """Return `url`. Refuse an empty one: an unset variable of a shell must not lead to another store."""
+    """Return `url`. Refuse an empty `url`: an unset variable of a shell must not lead to another store."""
     if not url:
         raise click.UsageError(f"{what} is empty: name a path or an address", ctx)
     return url
 
 
 def named_url(ctx: click.Context, argument: str) -> str:
-    """Return `argument`, the address of a store. Refuse a --store that differs from it."""
+    """Return `argument`, the address of a store. Refuse a --store that differs from `argument`."""
     other = ctx.meta.get(_URL)
     if other not in (None, argument):
         raise click.UsageError(f"which store? The argument names {argument}, and --store names {other}; give one", ctx)
@@ -231,7 +231,7 @@ def limit_text(limit: timedelta | float | None) -> str:
 
 
 def given_timeout(ctx: click.Context) -> float | None:
-    """Return the --timeout of the command line in seconds, or None if it was not given."""
+    """Return the --timeout of the command line in seconds, or None if the option was not given."""
     limit: float | None = ctx.meta.get(_TIMEOUT)
     return limit
 
@@ -303,20 +303,21 @@ with_existing_store: Final = _with_store(_open_existing)
 """Opens a store for writing, but creates no file store, because the path may be mistyped. For verbs that read a store
 and write only the deaths that they find."""
 with_store_that_appears: Final = _with_store(partial(_open_to_look, advice=RECORDS_DEATHS))
-"""Opens a store for writing, and creates a missing one. For a verb that waits for data and writes only the deaths that
-it finds."""
+"""Opens a store for writing, and creates a missing store. For a verb that waits for data and writes only the deaths
+that it finds."""
 with_store_to_read: Final = _with_store(partial(_open, looks_only=True))
 """Opens a file store for reading only, so a mistyped path creates no store."""
 with_store_to_watch: Final = _with_store(partial(_open, looks_only=True), WITHOUT_LIMIT)
-"""As `with_store_to_read`, for a verb that waits without limit unless --timeout is given."""
+"""Opens a store as `with_store_to_read` does, for a verb that waits without limit unless --timeout is given."""
 
 
 def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, or with the option --read-only as `with_store_to_read`.
+    """Open the store as `with_store` does, or with the option --read-only as `with_store_to_read` does.
 
     A verb that waits for a value opens the store for writing: it creates a missing store, and registers its wait so
-    that writers wake it. If the file can't be opened for writing, the verb fails and does not open it for reading. A
-    file of another user is such a case, and a script must read such a file only if the user has given --read-only.
+    that writers wake it. If the file can't be opened for writing, the verb fails and does not open it for reading. For
+    example, the file may belong to another user. A script must read the file of another user only if --read-only is
+    given.
     """
     read_only = click.option(
         "--read-only",
@@ -329,7 +330,7 @@ def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[
 
 
 def content(value: bytes) -> bytes:
-    """Return `value`, or the contents of standard input if it is ``-``."""
+    """Return `value`, or the contents of standard input if `value` is ``-``."""
     if value != b"-":
         return value
     if sys.stdin is None:

@@ -68,7 +68,7 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
 
 
 def _text(data: bytes | str) -> str | None:
-    """Return `data` as text, or None if it is not UTF-8."""
+    """Return `data` as text, or None if `data` is not UTF-8."""
     try:
         if isinstance(data, bytes):
             return data.decode()
@@ -116,14 +116,14 @@ def telling_if_slow(
 ) -> Iterator[Callable[[], None]]:
     """Log `words`. If the body of the ``with`` takes longer than `NOTE_AFTER_S` seconds, print a note on the terminal.
 
-    If -v was given, the note goes to the log and not to the terminal. Without `more`, such a note would repeat `words`,
-    so it is left out. The ``with`` yields a function. A call of this function prevents the note.
+    With -v, the note goes to the log and not to the terminal. With -v and without `more` there is no note, because it
+    would repeat `words`. The ``with`` yields a function. A call of this function prevents the note.
 
     Args:
         log: the logger of the verb.
         words: the purpose and the limit of the wait.
-        more: returns the reason of the wait, such as the holders of a lock, or an empty text. This function may use
-            the store.
+        more: returns the reason of the wait, such as the holders of a lock, or an empty text. This function may use the
+            store.
     """
     is_over = False
 
@@ -159,7 +159,7 @@ def _is_watched() -> bool:
 
 
 def flush() -> None:
-    """Flush standard output now, so that an error is raised while it can be reported."""
+    """Flush standard output now, so that an error is raised while the command can still report it."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -179,7 +179,7 @@ def say(words: str) -> None:
 
 
 def write_error(text: str) -> None:
-    """Write `text` to standard error. Ignore a failure: then the exit code alone shows the error."""
+    """Write `text` to standard error. Ignore a failed write, because the exit code also shows the error."""
     if sys.stderr is None:
         return
     try:
@@ -246,7 +246,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers:
 
 
 def _columns(text: str) -> int:
-    """Return how many columns of a terminal `text` takes: two for a wide character, none for a combining one."""
+    """Return how many columns of a terminal `text` takes: two for a wide character, none for a combining character."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "SINCE", "HOLDS", "WAITS FOR")
 HOLDS_SHOWN: Final = 3
-"""How many holds of a participant a row names. It counts the others. The output of --json has all holds."""
+"""How many holds of a participant a row names. The row counts the other holds. The output of --json has all holds."""
 DAY_S: Final = 86400
 CLEAR: Final = b"\x1b[H\x1b[2J"
 """Moves the cursor of a terminal to its corner, and clears the screen."""
@@ -130,7 +130,7 @@ def _table(picture: Picture, *, is_all: bool) -> list[str]:
 
 
 def chosen(picture: Picture) -> list[SessionStatus]:
-    """Return the participants that are shown without --all, sorted by rank. Those without a rank come last.
+    """Return the participants that are shown without --all, sorted by rank. Participants without a rank come last.
 
     Each command, such as ``fscoord set``, is a session, so an old store has many ended sessions. Only the last ended
     session of each rank is shown. A process may have several handles with the same rank and label, such as clones. Of
@@ -150,7 +150,7 @@ def chosen(picture: Picture) -> list[SessionStatus]:
 
 
 def in_order(participants: Iterable[SessionStatus]) -> list[SessionStatus]:
-    """Return `participants` sorted by rank. Those without a rank come last."""
+    """Return `participants` sorted by rank. Participants without a rank come last."""
     return sorted(participants, key=lambda each: (each.rank is None, each.rank or 0, each.number))
 
 
@@ -186,7 +186,7 @@ def since_text(seconds: float) -> str:
 
 
 def _holds(each: SessionStatus) -> str:
-    """Return the first `HOLDS_SHOWN` holds, and the number of the others."""
+    """Return the first `HOLDS_SHOWN` holds of `each`, and the number of the other holds."""
     more = len(each.holds) - HOLDS_SHOWN
     return ", ".join(each.holds[:HOLDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

@@ -17,7 +17,7 @@ MEMBER: Final = b"/member/"
 
 
 class RecordWords:
-    """Describes records in words. It remembers the process of each session, so it must get all records in order."""
+    """Describes records in words. An object keeps the process of each session, so it must get all records in order."""
 
     def __init__(self) -> None:
         self._owners: dict[int, str] = {}

@@ -403,7 +403,7 @@ def _parameters(options: RunOptions) -> rendezvous.RendezvousParameters:
 
 
 def _log_dir(given: str | None, run_id: str) -> str:
-    """Return a directory for this node's files. Its name is unique, because nodes may share the directory `given`."""
+    """Return a directory for this node's files. The name is unique, because nodes may share the directory `given`."""
     if not given:
         return system.make_private_directory()
     own = f"{file_name(run_id)}_{system.random_bytes(4).hex()}"

@@ -34,7 +34,7 @@ VERBATIM = {"allow_interspersed_args": False}
 
 
 HOLDERS_SHOWN: Final = 4
-"""How many holders a note about a wait names. The others are counted."""
+"""How many holders a note about a wait names. The note counts the other holders."""
 
 
 class Command(NamedTuple):
@@ -51,13 +51,16 @@ class Command(NamedTuple):
     leaves_rest: bool
 
     def run(self, environment: dict[str, str], check: Callable[[], object], **options: Any) -> Ending:
-        """Call `run_held`. With the `Console`, a slow reader of standard error can't block the checks of the hold."""
+        """Run the command by `run_held`.
+
+        The `Console` keeps a slow reader of standard error from blocking the checks of the hold.
+        """
         with Console() as console, redirect_stderr(console.error_text()):
             return run_held(self.words, environment, check, grace=self.grace, leaves_rest=self.leaves_rest, **options)
 
 
 class HoldOptions(NamedTuple):
-    """How to acquire a hold.
+    """How to acquire a hold: a lock, a slot of a semaphore or the leadership of an election.
 
     Attributes:
         limit: how long to wait, in seconds; 0 tries once, without entering the queue; None is the store's timeout.
@@ -71,7 +74,7 @@ class HoldOptions(NamedTuple):
 
 
 def command_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the argument COMMAND... and the options for running it. `function` gets all of them as `command`."""
+    """Add the argument COMMAND... and the options for running it. `function` gets their values as `command`."""
 
     @click.option("-c", "--command", "shell", metavar="TEXT", help="Run TEXT with the shell instead of COMMAND.")
     @click.option("-o", "--close", is_flag=True, help="Release when COMMAND exits, even if its children still run.")
@@ -89,7 +92,7 @@ def command_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def wait_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add flock's options for the wait, and --ttl. `function` gets all of them as `waits`."""
+    """Add flock's options for the wait, and --ttl. `function` gets the values of these options as `waits`."""
 
     @click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once.")
     @seconds_option("-w", "--wait", kind=time_limit, help="How long to wait. [default: --timeout]")
@@ -148,7 +151,7 @@ def environment(token: int | None) -> dict[str, str]:
 
 
 def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, command: Command) -> Ending | None:
-    """Acquire `hold`, run the command, and release `hold`. Return None if it was not acquired in time."""
+    """Acquire `hold`, run the command, and release `hold`. Return None if `hold` was not acquired in time."""
     limit = to_seconds(store.timeout) if waits.limit is None else waits.limit
     with raise_on_termination():
         start = system.time.monotonic()
@@ -171,7 +174,7 @@ def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, comm
 
 
 def holders_text(store: Store, hold: Exclusive) -> str:
-    """Return a clause with the first holders of `hold`, their states, and the number of the other waiters."""
+    """Return a clause with the first holders of `hold`, their states, and the number of waiters besides the caller."""
     holders, waiting = hold.holders(), len(hold.waiters()) - 1
     members = {member.number: member for member in store.members()}
     stopped = store._stopped_sessions([holder.session for holder in holders])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
 ORDERS: Final = ("wait", "rank", "rate")
-"""The orders of the rows. The key ``s`` goes through them in turn."""
+"""The orders of the rows. Each press of the key ``s`` chooses the next order."""
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "REC/S", "WAITED", "HOLDS", "WAITS FOR")
 NUMBERS: Final = ("RANK", "REC/S", "WAITED")
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 class Keys:
-    """The settings that keys change: the order of the rows (one of `ORDERS`), the pause, and the end."""
+    """The state that the pressed keys control: the order of the rows (one of `ORDERS`), the pause, and the end."""
 
     def __init__(self) -> None:
         self.order = ORDERS[0]
@@ -204,7 +204,7 @@ def _show_live(looks: Iterator[Frame], keys: Keys, interval: float, count: int |
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits up to a number of seconds for a key. It returns the key, or an empty text.
+    """Yield a function that waits up to a number of seconds for a key, and returns the key or an empty text.
 
     Inside the ``with``, the terminal passes on each key at once and does not show it. Ctrl-C still interrupts. If
     standard input is not a terminal, there are no keys.

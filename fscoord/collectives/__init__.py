@@ -2,8 +2,8 @@
 
 The functions have the names, the positional arguments and the time-out messages of
 ``torch.distributed.elastic.utils.store``. Where torch has other names for the keyword arguments ``world_size``, ``key``
-and ``timeout``, the functions accept both names. A key prefix can be used once. Its keys stay in the store, and a
-second use raises `~fscoord.BarrierError`.
+and ``timeout``, the functions accept both names. A key prefix can be used once. The keys with this prefix stay in the
+store, and a second use raises `~fscoord.BarrierError`.
 
 On a store of another package, such as a store of torch, `barrier`, `synchronize` and `get_all` do exactly what torch's
 functions do; see `collectives.c10d`. The rest of this text describes the stores of fscoord.
@@ -101,8 +101,8 @@ def barrier(
     """Wait until `world_size` callers have called this function with `key_prefix`.
 
     With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new process, counts
-    once. A rank whose call timed out may call again. It passes even if the other ranks have already passed. Without
-    `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
+    once. A rank whose call timed out may call again. Such a rank passes even if the other ranks have already passed.
+    Without `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
 
     On a `~fscoord.FileStore`, a rank records its arrival in one transaction, and then waits. If the file is on a local
     file system, a rank without `fail_fast` arrives without the log's lock, in a shared-memory slot beside the file. On
@@ -123,7 +123,8 @@ def barrier(
         fail_fast: with `rank`, raise as soon as a rank that has not arrived is known dead (see `Store.dead_ranks`). All
             ranks that have arrived raise, with the same lists of ranks. A new round of the barrier then begins, so all
             ranks, including a restarted rank, may call again. Either all callers of a barrier give `fail_fast`, or no
-            caller does. It has no effect on a store that can't detect dead sessions (see `Store.has_liveness`).
+            caller does. On a store that can't detect dead sessions (see `Store.has_liveness`), `fail_fast` has no
+            effect.
 
     Raises:
         StoreTimeoutError: some callers did not arrive. The message has the rank, the key prefix, the world size, the
@@ -228,7 +229,8 @@ def synchronize(
     """Give `data` to all ranks and return the data of all ranks, in the order of the ranks.
 
     Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix can be used once. After a
-    time-out a rank may call again. It must pass the same data, because other ranks may have read the data already.
+    time-out a rank may call again. The rank must pass the same data, because other ranks may have read the data
+    already.
 
     Args:
         store: the store that the ranks share. It may be a store of torch; see `fscoord.collectives.ExchangeStore`.

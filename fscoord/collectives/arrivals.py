@@ -1,8 +1,8 @@
 """`Arrivals` records and reads which ranks have arrived at a barrier, and makes the errors that name missing ranks.
 
-Arrivals are tokens in the value of one key. If ranks die before they arrive, a further token, a *verdict*, may name
-them. A verdict breaks the present *round* of the barrier: all ranks that have arrived raise an error, and a new round
-begins. `fscoord._waiting.rounds` describes and parses the tokens.
+Arrivals are tokens in the value of one key. If ranks die before they arrive, a further token, a *verdict*, may name the
+dead ranks. A verdict breaks the present *round* of the barrier: all ranks that have arrived raise an error, and a new
+round begins. `fscoord._waiting.rounds` describes and parses the tokens.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class MissingRanks(NamedTuple):
 
     Attributes:
         dead: the ranks that are known dead, as text.
-        words: the end of the error message. It begins with ``"; "``, and lists the dead and the late ranks. Empty if
-            the store can't tell dead ranks from late ranks.
+        words: the end of the error message. This text begins with ``"; "``, and lists the dead and the late ranks. The
+            text is empty if the store can't tell dead ranks from late ranks.
     """
 
     dead: tuple[str, ...]
@@ -54,8 +54,8 @@ class MissingRanks(NamedTuple):
 def describe_missing(store: Store, missing: Sequence[int], first: int = 0) -> MissingRanks:
     """Describe the ranks `missing`.
 
-    The description adds `first` to each rank, because the ranks of a group in a tree barrier count from 0. It is empty
-    if `store` can't detect dead sessions, or fails.
+    The description adds `first` to each rank, because the ranks of a group in a tree barrier count from 0. The
+    description is empty if `store` can't detect dead sessions, or fails.
     """
     if not store.has_liveness:
         return MissingRanks((), "")
@@ -106,7 +106,7 @@ def _clock(what: str, when: float | None) -> str:
 
 
 class Attempt(NamedTuple):
-    """The checked arguments of one rank's call. `start` is when the call began. All times are in seconds."""
+    """The checked arguments of one rank's call. `start` is the time when the call began. All times are in seconds."""
 
     prefix: bytes
     rank: int

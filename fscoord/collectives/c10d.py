@@ -1,7 +1,7 @@
 """The functions of torch's ``elastic.utils.store``, for stores of torch and other stores that are not of fscoord.
 
-Such a store may be any object with the few methods that these functions call, for example a test double. It may lack
-the operations that `Arrivals` needs. So these functions make exactly torch's calls, in torch's order, with torch's
+Such a store may be any object with the few methods that these functions call, for example a test double. The object may
+lack the operations that `Arrivals` needs. So these functions make exactly torch's calls, in torch's order, with torch's
 keys. Ranks that call torch's own functions can take part.
 
 The functions do not import torch. Errors of the store pass unchanged, except a time-out in `barrier` with a rank. If
@@ -78,7 +78,7 @@ def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeo
 def synchronize(
     store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> list[bytes]:
-    """Make the calls of torch's ``synchronize``. If `timeout` is None, it is 300 seconds, as in torch."""
+    """Make the calls of torch's ``synchronize``. If `timeout` is None, the timeout is 300 seconds, as in torch."""
     needed_store(store, *CALLED)
     rank, world_size = check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))
@@ -100,7 +100,8 @@ def barrier(
 
     Raises:
         StoreTimeoutError: the wait timed out and `rank` is given. On rank 0 the error names the missing ranks. On any
-            other rank it refers to rank 0. If rank 0 does not answer, the other rank raises the store's own error.
+            other rank the error refers to rank 0. If rank 0 does not answer, the other rank raises the store's own
+            error.
     """
     needed_store(store, *CALLED)
     world_size = check_positive("world_size", world_size)

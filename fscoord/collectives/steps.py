@@ -1,4 +1,4 @@
-"""The functions of `fscoord.collectives` as generators. They yield a request wherever they must wait.
+"""The functions of `fscoord.collectives` as generators. Each generator yields a request wherever it must wait.
 
 The caller carries out the requests in a thread or in an event loop. Each generator has the arguments, the result and
 the errors of the function of the same name in `fscoord.collectives`.
@@ -280,7 +280,7 @@ def _give(store: Store, key: bytes, content: bytes) -> bool:
     """Set `key` to `content`. Return False if the key already has this value.
 
     Raises:
-        UsedBeforeError: the key has another value. It is unchanged, because another rank may have read it.
+        UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
     found = store.get(key, default=None)
     if found is None:

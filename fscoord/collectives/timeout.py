@@ -16,8 +16,8 @@ from fscoord.store import Store, needed_store
 class TimeoutStore(Protocol):
     """A store whose timeout `~fscoord.store_timeout` can change: any `~fscoord.Store`, and any store of torch.
 
-    The store must also have the attribute ``timeout``, a `timedelta`. The protocol does not declare it, because torch's
-    stubs do not.
+    The store must also have the attribute ``timeout``, a `timedelta`. The protocol does not declare the attribute,
+    because torch's stubs do not declare it.
     """
 
     def set_timeout(self, timeout: timedelta, /) -> object:
@@ -26,7 +26,7 @@ class TimeoutStore(Protocol):
 
 FOREIGN_MIN: Final = timedelta(milliseconds=1)
 FOREIGN_MAX: Final = timedelta(days=36_500)
-"""On a store of another package, `store_timeout` sets no timeout below `FOREIGN_MIN` and none above this one."""
+"""The longest timeout that `store_timeout` sets on a store of another package. `FOREIGN_MIN` is the shortest."""
 
 
 @contextmanager

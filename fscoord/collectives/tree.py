@@ -1,12 +1,14 @@
 """`TreeCall`: one call of a barrier of many nodes, whose ranks arrive in the store of their group.
 
-The first rank of each group represents the group. It waits until the ranks of the group have arrived, meets the
-representatives of the other groups in a further store, the root, and then releases its group.
+The first rank of each group represents the group. This representative waits until the ranks of the group have arrived,
+and meets the representatives of the other groups in a further store, the root. Then the representative releases its
+group.
 
 The groups and the root may use one store, because these keys of the barrier ``K`` are all different:
 
 - In the store of group 3: ``K/group/3``, the prefix of a barrier with ranks that count from 0 in the group, and
-  ``K/group/3/released``, for which the other ranks wait. Its value is `PASS`, or the reason why the barrier failed.
+  ``K/group/3/released``, for which the other ranks wait. The value of this key is `PASS`, or the reason why the barrier
+  failed.
 - In the root: ``K/groups``, the prefix of a barrier whose ranks are the numbers of the groups, and
   ``K/group/3/missing``. A rank of group 3 that times out sets this key, so that all groups name the missing ranks.
 """

@@ -1,4 +1,4 @@
-"""The main program of an agent, a process of `fscoord doctor`. It performs the operations requested on standard input.
+"""The main program of an agent: a process of `fscoord doctor` that performs operations requested on standard input.
 
 Every call that may hang in the kernel is made in an agent, so that the call blocks no other process. The caller is the
 process that has started the agent. A request is a line of JSON, ``{"n": 7, "act": "lock", "with": {...}}``. The
@@ -94,7 +94,7 @@ class Agent:
         }
 
     def lock(self, name: str, kind: str, shared: bool = False) -> bool:
-        """Try to lock the file `name`, without waiting. Return whether that succeeded."""
+        """Try to lock the file `name`, without waiting. Return whether this agent has acquired the lock."""
         return self.file(name).take(kind, shared=shared)
 
     def unlock(self, name: str, kind: str, shared: bool = False) -> None:
@@ -146,7 +146,7 @@ class Agent:
             return [-1]
 
     def watch(self, name: str) -> bool:
-        """Start to watch the file for changes. Return whether the kernel can report them."""
+        """Start to watch the file for changes. Return whether the kernel can report changes."""
         self.file(name)
         try:
             self._watch = watch_file(self.path(name), LOG_CHANGED, lambda: None)
@@ -185,8 +185,8 @@ class Agent:
     def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
         """Append records under the lock for `seconds`, as a store does: read to the end, then append the next number.
 
-        The time begins when the file has a record of another writer, or after 5 s. It is extended by up to 5 s until
-        the two writers have alternated a few times.
+        The period of `seconds` begins when the file has a record of another writer, but after 5 s at the latest. The
+        period is extended by up to 5 s, until the two writers have alternated a few times.
 
         Returns:
             ``written``, the number of records that this agent appended; ``met``, whether there was another writer;
@@ -302,7 +302,7 @@ class Agent:
         self.files.clear()
 
     def file(self, name: str) -> ProbeFile:
-        """Return the open file `name`. Open it at the first use."""
+        """Return the open file `name`. Open the file at its first use."""
         if name not in self.files:
             path = self.path(name)
             self.files[name] = ProbeFile(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)
@@ -347,7 +347,7 @@ def _median(call: Callable[[], object], seconds: float) -> float:
 
 
 def pause_until_end(seconds: float, fd: int = 0) -> bool:
-    """Sleep for `seconds`, or until all writers of the pipe `fd` have closed it. Return whether they have.
+    """Sleep for `seconds`, or until all writers of the pipe `fd` have closed it. Return whether the pipe was closed.
 
     A plain sleep would go on after the caller's process has ended, for example by Ctrl-C.
     """

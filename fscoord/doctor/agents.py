@@ -1,4 +1,4 @@
-"""`LocalAgent` performs operations in a process of this host, and abandons the process if it hangs in the kernel."""
+"""`LocalAgent` performs operations in a process of this host, and abandons a process that hangs in the kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ PIECE: Final = 1 << 16
 
 
 class FailedError(FscoordError):
-    """An operation of an agent raised an exception. `kind` is the name of its class. `errno` is its errno, or None."""
+    """An operation of an agent raised an exception.
+
+    `kind` is the name of the exception's class. `errno` is the exception's error number, or None.
+    """
 
     def __init__(self, message: str, *, errno: int | None = None, kind: str = "") -> None:
         super().__init__(message)
@@ -27,7 +30,7 @@ class FailedError(FscoordError):
 
 
 class StuckError(FscoordError):
-    """An operation did not return in time; the kernel may block its process for ever."""
+    """An operation did not return in time. The kernel may block the process of the operation for ever."""
 
 
 class LostError(FscoordError):
@@ -56,7 +59,7 @@ class AgentProtocol(Protocol):
         """
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        """Start the operation `act`, wait for its result, and return it. Raises as `finish` does."""
+        """Start the operation `act`, wait for its result, and return the result. Raise the errors of `finish`."""
         self.begin(act, limit, **arguments)
         return self.finish()
 
@@ -192,7 +195,7 @@ class LocalAgent(AgentProtocol):
 
 
 class MailboxAgent(LocalAgent):
-    """The agent that uses the mailbox. If this agent hangs, the examination ends, but the agent's process lives on.
+    """The agent that uses the mailbox. If this agent hangs, the examination ends, but the agent's process continues.
 
     When the hanging call returns, the process reads the end of its standard input, and leaves the mailbox.
     """

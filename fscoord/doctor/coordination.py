@@ -1,7 +1,7 @@
 """`Coordinator` finds the other instances of `fscoord doctor`.
 
-The first instance in the mailbox becomes the coordinator: it examines and makes the report. It chooses one instance on
-another host as its partner. The partner's agent performs operations for the coordinator.
+The first instance in the mailbox becomes the coordinator: it examines and makes the report. The coordinator chooses one
+instance on another host as its partner. The partner's agent performs operations for the coordinator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BROKEN_OFF: Final = "the examination was broken off by the instance that coordin
 ACTS: Final = frozenset(
     "lock unlock block time_lock tally append look watch watched claim race answer count speed".split()
 )
-"""The operations that an instance performs for another."""
+"""The operations that an instance performs for another instance."""
 
 
 class BrokenOffError(LostError):

@@ -1,4 +1,4 @@
-"""`examine` tests a directory, from the mount's properties to the report. At the end it leaves no file there."""
+"""`examine` tests a directory, from the mount's properties to the report. At the end no file remains there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ADVICE: Final = {
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}} | {
     kind: {"coherence": "direct"} for kind in CEPH_FUSE_KINDS
 }
-"""The options with which a `FileStore` opens on a mount that it refuses by default."""
+"""The options with which a `FileStore` can be opened on a mount that the store refuses by default."""
 
 
 def examine(

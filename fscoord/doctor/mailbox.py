@@ -7,8 +7,8 @@ A message is a file. An instance lists the directory to find new messages. Three
 
 - An instance opens a name only after a listing has shown the name. If it opened the name earlier, the NFS client could
   remember for up to 30 s that the name was missing (nfs(5), "lookupcache").
-- Before an instance lists the directory, it creates or removes a file there. This makes the NFS client request the
-  listing from the server.
+- Before an instance lists the directory, it creates or removes a file there. The change makes the NFS client request
+  the listing from the server.
 - A message is complete before its name appears, and each name is used once.
 """
 
@@ -30,7 +30,7 @@ BEAT_S: Final = 1.0
 READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
 GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
-"""The errors of a call on the mailbox if it does not exist any more."""
+"""The errors of a call on a mailbox that does not exist any more."""
 OWN_MODE: Final = 0o600
 GROUP_MODE: Final = 0o660
 GROUP_UMASK: Final = 0o007
@@ -191,7 +191,7 @@ class Mailbox:
     def _touch(self) -> None:
         """Create and remove a file, so that the NFS client requests the next listing from the server.
 
-        Once a second the coordinator creates a new ``beat`` instead, which is its heartbeat.
+        Once a second the coordinator instead creates a new file ``beat``, its heartbeat.
         """
         now = system.time.monotonic()
         if self.is_coordinator and now - self._last_beat >= BEAT_S:
@@ -225,7 +225,7 @@ class Mailbox:
     def put_aside(self) -> None:
         """Rename the mailbox atomically, then remove it. If several instances try, one succeeds.
 
-        Does nothing if the path now leads to another directory than the one that `enter` has opened.
+        Does nothing if the path no longer leads to the directory that `enter` has opened.
         """
         aside, found = f"{self.directory}.{self.name}", system.os.fstat(self._fd)
         if not safe_files.names_same_file(self.directory, (found.st_dev, found.st_ino)):

@@ -1,4 +1,4 @@
-"""`predict` estimates what the coordination of a job will cost on a file server, by a model. It does no I/O.
+"""`predict` estimates by a model the cost of a job's coordination on a file server. This module does no I/O.
 
 The terms of the model are fitted to measurements with 2 to 8 hosts. docs/scaling.md has the measurements, the errors of
 the model and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.
@@ -28,9 +28,9 @@ class Job(NamedTuple):
 class Terms(NamedTuple):
     """The coefficients of a linear model: a constant `base`, and a cost for each node, pair of nodes and rank.
 
-    Pairs of nodes count because of the lock: when a node releases it, the server notifies every waiting node, and all
-    but one of them request the lock in vain. `shown` is the extra cost of a rank that waits for longer than `SHOW_S`
-    seconds, because such a rank writes a description of its wait for `fscoord ps`.
+    Pairs of nodes count because of the lock: when a node releases the lock, the server notifies every waiting node. All
+    but one of the waiting nodes then request the lock in vain. `shown` is the extra cost of a rank that waits for
+    longer than `SHOW_S` seconds, because such a rank writes a description of its wait for `fscoord ps`.
     """
 
     base: float = 0.0
@@ -49,9 +49,9 @@ class Terms(NamedTuple):
 def readers(job: Job, record_bytes: float) -> int:
     """Return how many processes of `job` read the arrivals at a barrier from the server.
 
-    An arrival is a record of `record_bytes` bytes. The processes of a node share the bytes of the log that one of them
-    has read last, the extent (`fscoord._log.shared.extent`). If all arrivals fit into the extent, one process of each
-    node reads from the server. Otherwise each rank reads from the server.
+    An arrival is a record of `record_bytes` bytes. The processes of a node share an extent: the bytes of the log that
+    one of the processes has read last (`fscoord._log.shared.extent`). If all arrivals fit into the extent, one process
+    of each node reads from the server. Otherwise each rank reads from the server.
     """
     return job.nodes if job.ranks * record_bytes <= EXTENT_MAX else job.ranks
 

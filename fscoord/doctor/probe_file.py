@@ -1,7 +1,7 @@
 """`ProbeFile`: a file to which two agents append numbered records under a lock, to test the lock.
 
 The file is a small model of a log. An agent reads the last record under the lock, and appends the next number. So two
-records with the same number prove that two agents held the lock at once, or that one of them read old data.
+records with the same number prove that two agents held the lock at once, or that one agent read old data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Summary(NamedTuple):
     Attributes:
         sound: how many records have a matching checksum.
         garbled: how many records contain bytes that no agent wrote.
-        twice: how many sound records repeat the number of another.
+        twice: how many sound records repeat the number of another record.
         turns: how often a record follows a record of another writer.
         by: how many sound records each writer has.
     """
@@ -60,7 +60,7 @@ def encode(number: int, writer: str) -> bytes:
 
 
 def decode(data: bytes) -> list[ProbeRecord | None]:
-    """Return the complete records in `data`, with None for each damaged one. Ignore a partial record at the end."""
+    """Return the complete records in `data`, with None for each damaged record. Ignore a partial record at the end."""
     return [_decode(data[start : start + RECORD_SIZE]) for start in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
 
 
@@ -108,7 +108,7 @@ class ProbeFile:
         return self._locks[kind, shared]
 
     def take(self, kind: str, *, shared: bool = False) -> bool:
-        """Try to acquire the lock, without waiting. Return whether that succeeded."""
+        """Try to acquire the lock, without waiting. Return whether the lock was acquired."""
         lock = self.lock(kind, shared=shared)
         try:
             lock.try_lock()
@@ -140,7 +140,7 @@ class ProbeFile:
             self.lock(kind, shared=shared).unlock()
 
     def append(self, kind: str, data: bytes) -> None:
-        """Append `data` as a store does under a lock of this kind: past the cache for a soft lock on NFS."""
+        """Append `data` as a store does under a lock of this kind. Under a soft lock on NFS, bypass the cache."""
         if self.way(kind) != "direct":
             safe_files.write_all(self.writer, data)
             return

@@ -88,7 +88,7 @@ class Findings(NamedTuple):
         return (PROCESSES,) if self.facts["is_local"] else (PROCESSES, HOSTS)
 
     def check(self, name: str, between: str) -> Check | None:
-        """Return the check `name` for the wanted kind of lock, or None if it was not made."""
+        """Return the check `name` for the wanted kind of lock, or None if there is no such check."""
         found = (each for each in self.checks if (each.name, each.between) == (name, between))
         return next((each for each in found if each.lock in ("", self.lock)), None)
 
@@ -125,7 +125,7 @@ def _failures(findings: Findings) -> list[str]:
 
 
 def _is_testable(facts: dict[str, Any]) -> bool:
-    """Return whether only a test shows if the mount is fit, because the mount table lacks the decisive option."""
+    """Return whether the mount table lacks the option that decides if the mount is fit. Then only a test can tell."""
     return bool(facts["kind"] == "fuse.glusterfs")
 
 

@@ -1,1 +1,1 @@
-"""Integrations with other packages, one per module. No other module imports them."""
+"""Integrations with other packages, one per module. No other module of fscoord imports an integration."""

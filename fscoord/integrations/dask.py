@@ -7,7 +7,7 @@
   scheduler for each connection. Dask finds `FscoordBackend` by its entry point, see
   https://distributed.dask.org/en/stable/communications.html.
 
-It needs the extra ``fscoord[dask]``.
+This module needs the extra ``fscoord[dask]``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def scheduler_address(
 ) -> str:
     """Return the address of the scheduler that is published in `store`, such as ``tcp://10.0.0.1:8786``.
 
-    If there is none, wait for one. The address of a scheduler that is known dead is not returned.
+    If no scheduler is published, wait for one. The address of a scheduler that is known dead is not returned.
 
     Args:
         store: the store, or its address for `~fscoord.open_store`.
@@ -135,8 +135,8 @@ class FscoordBackend(registry.Backend):
     ) -> Any:
         """Return a TCP or TLS listener for a worker or a nanny. `loc` is a host and a port.
 
-        A worker listens by the scheme of the scheduler's address, unless ``--protocol`` names another. If `loc` has no
-        host, the worker is contacted by the address from which this host reaches the scheduler.
+        A worker listens by the scheme of the scheduler's address, unless ``--protocol`` names another scheme. If `loc`
+        has no host, the worker is contacted by the address from which this host reaches the scheduler.
         """
         server = getattr(handle_comm, "__self__", None)
         scheduler = getattr(getattr(server, "scheduler", None), "address", "")
@@ -147,12 +147,12 @@ class FscoordBackend(registry.Backend):
         return await backend.get_listener(loc, handle_comm, deserialize, **connection_args)
 
     def get_address_host(self, loc: str) -> str:
-        """Wait for a scheduler as `scheduler_address` does, and return its host."""
+        """Wait for a scheduler as `scheduler_address` does, and return the scheduler's host."""
         host: str = addressing.get_address_host(scheduler_address(_store_url(loc)))
         return host
 
     def get_address_host_port(self, loc: str) -> tuple[str, int]:
-        """Wait for a scheduler as `scheduler_address` does, and return its host and port."""
+        """Wait for a scheduler as `scheduler_address` does, and return the scheduler's host and port."""
         host, port = addressing.get_address_host_port(scheduler_address(_store_url(loc)))
         return host, port
 

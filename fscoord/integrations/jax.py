@@ -1,6 +1,6 @@
 """`initialize` calls ``jax.distributed.initialize`` with a coordinator's address that comes from a store.
 
-It needs the extra ``fscoord[jax]``, and calls only JAX's public functions.
+This module needs the extra ``fscoord[jax]``. `initialize` calls only JAX's public functions.
 
 The import of this module also adds the method ``"fscoord"`` to JAX's detection of clusters, for programs that call
 ``jax.distributed.initialize(cluster_detection_method="fscoord")`` themselves. The method implements
@@ -37,14 +37,14 @@ DETECTION_METHOD: Final = "fscoord"
 TIMEOUT_S: Final = 300.0
 """How long to wait for the other processes, in seconds: JAX's own default."""
 LONGEST_S: Final = 1e6
-"""The longest timeout that is passed to JAX, in seconds. JAX takes whole numbers, so no infinite timeout."""
+"""The longest timeout that is passed to JAX, in seconds. JAX takes whole numbers, so a timeout can't be infinite."""
 
 LOOK_S: Final = 1.0
 """The time in seconds between two checks whether the thread of the call still runs. The thread records its end in the
 store, but this write may fail."""
 
 _open: list[Store] = []
-"""The stores that this module has opened. They stay open, because a rank whose session has ended counts as dead."""
+"""The stores that this module has opened. Each stays open, because a rank whose session has ended counts as dead."""
 
 _uses = count(1)  # a process may initialize again, after jax.distributed.shutdown
 
@@ -60,7 +60,9 @@ def initialize(
     restart_timeout: Timeout = RESTART_TIMEOUT_S,
     **options: Any,
 ) -> None:
-    """Call ``jax.distributed.initialize`` with the address of rank 0 from the store. All processes must call this.
+    """Call ``jax.distributed.initialize`` with the address of rank 0 from the store.
+
+    All processes must call this function.
 
     Rank 0 picks a free port and publishes its address for this run and this restart of the workers, so that no process
     reads an older address. When all processes have arrived, each process calls JAX in a thread. If another process dies
@@ -74,8 +76,8 @@ def initialize(
             store that this function opens stays open until the process ends: its session shows that the process lives.
         rank: the number of this process; None: the rank in the environment, see `fscoord.environment`.
         world_size: the number of processes; None: the number in the environment.
-        coordinator_host: the name or address by which the others reach rank 0; None: rank 0's host name if it can be
-            resolved, or else its address on the network. Only rank 0 uses this argument.
+        coordinator_host: the name or address by which the other ranks reach rank 0; None: rank 0's host name if it can
+            be resolved, or else its address on the network. Only rank 0 uses this argument.
         coordinator_port: the port of rank 0; None: any free port.
         timeout: how long to wait for the other processes, in seconds or as a `timedelta`.
         restart_timeout: how long to wait for a launcher to restart rank 0, if rank 0 died before it published an
@@ -111,7 +113,10 @@ def initialize(
 
 @contextmanager
 def _kept_open(store_or_url: Store | str | system.os.PathLike[str] | None) -> Iterator[Store]:
-    """Yield the store, and open it first if it is an address. An opened store stays open unless the ``with`` raises."""
+    """Yield the store. If the argument is an address, open the store first.
+
+    A store that this function opens stays open unless the ``with`` raises.
+    """
     if isinstance(store_or_url, Store):
         yield store_or_url
         return
@@ -135,7 +140,7 @@ def _address(info: RendezvousInfo) -> str:
 def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -> None:
     """Run `call` in a thread, and wait for its end.
 
-    Every process of the job calls this function. If one of the others dies in its call, raise `RendezvousError`.
+    Every process of the job calls this function. If another process dies in its call, raise `RendezvousError`.
     """
     if not store.has_liveness or info.world_size == 1:
         call()
@@ -206,7 +211,7 @@ def _add_detection() -> None:
         def get_coordinator_address(
             cls, timeout_secs: int | None = None, override_coordinator_port: str | None = None
         ) -> str:
-            """Return the address of rank 0, after all processes have read it."""
+            """Return the address of rank 0, after all processes have read the address."""
             port = None if override_coordinator_port is None else int(override_coordinator_port)
             timeout = TIMEOUT_S if timeout_secs is None else timeout_secs
             name = f"fscoord/jax/{next(_uses)}"

@@ -1,7 +1,7 @@
 """`FscoordEnvironment` lets the processes of a Trainer or a Fabric find each other through a store.
 
-It implements ``ClusterEnvironment`` of Lightning (lightning/fabric/plugins/environments/cluster_environment.py), and
-needs the extra ``fscoord[lightning]``.
+The class implements ``ClusterEnvironment`` of Lightning (lightning/fabric/plugins/environments/cluster_environment.py),
+and needs the extra ``fscoord[lightning]``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class FscoordEnvironment(ClusterEnvironment):
         store_or_url: the store that the processes share, or its address; None: the address in ``FSCOORD_STORE``.
         rank: the number of this process; None: the rank in the environment, see `fscoord.environment`.
         world_size: the number of processes; None: the number in the environment.
-        main_host: the name or address by which the others reach rank 0; None: rank 0's host name if it can be resolved,
-            or else its address on the network. Only rank 0 uses this argument.
+        main_host: the name or address by which the other ranks reach rank 0; None: rank 0's host name if it can be
+            resolved, or else its address on the network. Only rank 0 uses this argument.
         timeout: how long to wait for the other processes, in seconds or as a `timedelta`.
         restart_timeout: how long to wait for a launcher to restart rank 0, if rank 0 died before it published an
             address; see `fscoord.rendezvous.static_rendezvous`.

@@ -1,22 +1,22 @@
 """`FscoordJournalBackend` keeps the journal of Optuna's ``JournalStorage`` in a store. It needs ``fscoord[optuna]``.
 
-It implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py`` (Optuna 4.5 to
-5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads all entries
-from a given number on.
+The class implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py`` (Optuna
+4.5 to 5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads all
+entries from a given number on.
 
 **Layout.** The entries are stored in *segments*, which are values of the store. The key of a segment is the number of
 its first entry. One call of `~FscoordJournalBackend.append_logs` is one line, which one `Store.append` adds to the
 newest segment. So a call takes effect completely or not at all, even if the process is killed.
 
 When a segment has become long, a writer *seals* it: it appends a line that marks the end. From then on the number of
-the next entry is fixed. It is the key of the next segment, so all processes compute the same key. A line after the seal
-does not count. After each append, the writer reads the segment. If its own line is after the seal, it appends the line
-again, to the next segment. Each line begins with random digits, by which its writer recognizes it.
+the next entry is fixed. This number is the key of the next segment, so all processes compute the same key. A line after
+the seal does not count. After each append, the writer reads the segment. If its own line is after the seal, it appends
+the line again, to the next segment. Each line begins with random digits, by which its writer recognizes it.
 
 **No entry is ever dropped.** A sealed segment is *packed*: one `Store.compare_set` replaces it by its compressed lines.
 If a slow writer appends a line to the packed value, the line is ignored. Entries before a snapshot can't be dropped,
-because Optuna loads the snapshot only when it makes a new ``JournalStorage``. A storage that was pickled, and a storage
-whose snapshot another version of Optuna wrote, read the journal from entry 0.
+because Optuna loads the snapshot only for a new ``JournalStorage``. A storage that was pickled, and a storage whose
+snapshot another version of Optuna wrote, read the journal from entry 0.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         self.close()
 
     def close(self) -> None:
-        """Close the store, unless the constructor was given an open one."""
+        """Close the store, unless the constructor was given an open store."""
         self._view.close()
         if self._address is not None:
             self._store.close()
@@ -240,7 +240,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     def load_snapshot(self) -> bytes | None:
         """Return the last snapshot; None if there is none, or if another version of Optuna or Python has saved it.
 
-        Optuna could fail to load the pickle of another version. If it gets None, Optuna reads the whole journal.
+        Optuna could fail to load the pickle of another version. If the result is None, Optuna reads the whole journal.
         """
         tag = _snapshot_tag()
         value = self._view.get(SNAPSHOT, default=b"") if self._has_snapshots else b""
@@ -292,7 +292,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return counts, number
 
     def _seal(self, key: str, segment: _Segment) -> _Segment:
-        """Seal and pack the segment `key`, and return it. A failure is only logged: the entries are written already.
+        """Seal, pack and return the segment `key`. A failure is only logged, because the entries are written already.
 
         If the process dies here, the next writer seals the segment.
         """
@@ -306,7 +306,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         return segment
 
     def _pack(self, key: str) -> bool:
-        """Pack the segment `key` if it is sealed and not packed. Return whether this call has packed it.
+        """Pack the segment `key` if it is sealed and not packed. Return whether this call has packed the segment.
 
         If another process changes the value at the same time, the call does nothing.
         """

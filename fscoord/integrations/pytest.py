@@ -53,7 +53,7 @@ class Run:
         self._teardowns: list[tuple[str, Callable[[bytes], object], bytes]] = []
 
     def register(self) -> None:
-        """Record that this worker may use values of other workers. Every worker calls this before its first test.
+        """Record that this worker may use values of other workers. Every worker calls it before its first test.
 
         The call takes the lock that a teardown holds. So a worker that replaces a dead worker can't register during a
         teardown.
@@ -76,8 +76,8 @@ class Run:
         Args:
             name: the name of the work.
             work: called without arguments; returns a value for the store.
-            teardown: called with the value when every worker has run its last test or has died. It runs in one of the
-                workers that passed a teardown.
+            teardown: called with the value when every worker has run its last test or has died. One of the workers that
+                passed a teardown calls it.
             timeout: how long to wait for another worker's value, in seconds or as a `timedelta`; None means the store's
                 timeout.
 

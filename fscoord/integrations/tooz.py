@@ -1,8 +1,8 @@
 """`FscoordDriver` is a driver of OpenStack's coordination library tooz, for ``fscoord:///path``, a store in a file.
 
 The module implements the interface of ``tooz.coordination.CoordinationDriver`` and ``tooz.locking.Lock``, as
-https://docs.openstack.org/tooz/latest/ documents them. tooz finds the driver by its entry point. It needs the extra
-``fscoord[tooz]``.
+https://docs.openstack.org/tooz/latest/ documents them. tooz finds the driver by its entry point. The module needs the
+extra ``fscoord[tooz]``.
 
 A group consists of a key, which shows that the group exists, and a `~fscoord.recipes.Membership`. A process that
 creates, joins or deletes a group holds a lock of the group while it reads the state of the group and then writes. The
@@ -43,11 +43,11 @@ CHANGES: Final = "tooz/changes/"
 """The prefix of the locks that a process holds while it creates, joins or deletes a group."""
 
 HEARTBEAT_S: Final = 10.0
-"""How many seconds `FscoordDriver.heartbeat` asks the caller to wait. Nothing depends on it."""
+"""How many seconds `FscoordDriver.heartbeat` asks the caller to wait. The driver needs no heartbeats."""
 
 
 class FscoordLock(locking.Lock):
-    """A lock of tooz, exclusive or shared. It uses a `~fscoord.recipes.ReadWriteLock`.
+    """A lock of tooz, exclusive or shared, made of a `~fscoord.recipes.ReadWriteLock`.
 
     Contenders acquire the lock in the order of their requests, across processes and hosts. The lock is released when
     its holder dies, and when the coordinator that made the holder's object stops. An object that holds the lock shared
@@ -68,12 +68,13 @@ class FscoordLock(locking.Lock):
         self._again = 0  # how often this object acquired the lock shared while it already held it shared
 
     def acquire(self, blocking: bool | float = True, shared: bool = False, timeout: float | None = None) -> bool:
-        """Acquire the lock, and return whether this succeeded.
+        """Acquire the lock. Return whether this object has acquired it.
 
         Args:
             blocking: whether to wait. A number is a timeout in seconds.
-            shared: whether to hold the lock together with others that hold it shared.
-            timeout: the longest wait, in seconds; None means no limit. A call that does not block ignores it.
+            shared: whether to hold the lock together with other holders that hold it shared.
+            timeout: the longest wait, in seconds; None means no limit. A call that does not block ignores this
+                argument.
         """
         waits, limit = utils.convert_blocking(blocking, timeout)
         with _tooz_errors(f"the lock {self._key!r}"):
@@ -87,7 +88,7 @@ class FscoordLock(locking.Lock):
     def _acquire_again(self) -> bool:
         """If this object holds the lock shared, count one more acquisition, and return True.
 
-        A new request could deadlock: it would wait for a waiting writer, and the writer waits for this object.
+        A new request could deadlock: the request would wait for a waiting writer, and the writer waits for this object.
         """
         with self._state_lock:
             is_held = _is_valid(self._lock.reader.check)
@@ -96,7 +97,7 @@ class FscoordLock(locking.Lock):
             return is_held
 
     def release(self) -> bool:
-        """Release the lock, and return whether this object held it until now."""
+        """Release the lock, and return whether this object held the lock until now."""
         with _tooz_errors(f"the lock {self._key!r}"), self._state_lock:
             if self._again and _is_valid(self._lock.reader.check):
                 self._again -= 1
@@ -111,12 +112,13 @@ class FscoordLock(locking.Lock):
 
     @property
     def acquired(self) -> bool:
+        """Whether this object holds the lock, according to the store."""
         return self.is_still_owner()
 
     def break_(self) -> bool:
-        """Take the lock away from all holders, and return whether there were any.
+        """Take the lock away from all holders, and return whether the lock had a holder.
 
-        The holders are not notified. Their ``release`` and ``is_still_owner`` return False.
+        The holders are not notified. ``release`` and ``is_still_owner`` of a former holder return False.
         """
         with _tooz_errors(f"the lock {self._key!r}"):
             broken = [force_release(self._store, self._key, holder.token) for holder in self._lock.holders()]
@@ -181,8 +183,8 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
     Apart from its scheme, the URL is that of `~fscoord.open_store` for a file, with the same options in its query. The
     keyword arguments of ``tooz.coordination.get_coordinator`` are options, too. tooz's own option ``executor`` is
     ``sync`` by default: a method returns when its work is done. With ``executor=thread`` a method returns at once, and
-    ``get()`` of the future waits for the end of the work. This is slower, because the work takes less time than its
-    transfer to the thread, and because tooz's thread delays ``stop`` by a second.
+    ``get()`` of the future waits for the end of the work. The executor ``thread`` is slower, because the work takes
+    less time than its transfer to the thread, and because tooz's thread delays ``stop`` by a second.
 
     As soon as the death of a member is detected, the member leaves its groups, loses its locks and stops leading. No
     process sends heartbeats, and no timeout has to pass. So ``requires_beating`` is False.
@@ -276,8 +278,8 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             The number of seconds after which to call this method again.
 
         Raises:
-            ToozConnectionError: the store can't be reached, or it has recorded this member as dead. In the latter case
-                call ``stop`` and ``start``, and join again.
+            ToozConnectionError: the store can't be reached, or it has recorded this member as dead. A member that is
+                recorded as dead must call ``stop`` and ``start``, and join again.
         """
         with _tooz_errors(self._url):
             self._store.check([GROUPS])  # reads what others wrote, and so a record of this session's death
@@ -333,7 +335,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def join_group(self, group_id: bytes, capabilities: coordination.Capabilities | None = None) -> None:
-        """Join a group, and return a future. Its ``get()`` raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
+        """Join a group. ``get()`` of the future raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
         member = self._membership(group_id, self._data(capabilities))
         with self._changing(group_id):
             if self._member_id in self._participants(group_id):
@@ -343,7 +345,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         self._joined_groups.add(group_id)
 
     def join_group_create(self, group_id: bytes, capabilities: coordination.Capabilities | None = None) -> None:
-        """Join a group, and create it first if it does not exist. Unlike tooz's own method, this one does not sleep."""
+        """Join a group, and create a missing group first. Unlike tooz's own method, this method does not sleep."""
         while True:
             with suppress(coordination.GroupNotCreated):
                 self.join_group(group_id, capabilities).get()
@@ -382,7 +384,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             raise coordination.MemberNotJoined(group_id, self._member_id) from error
 
     def _data(self, capabilities: coordination.Capabilities | None, joined: float | None = None) -> bytes:
-        """Return this member's data. `joined` is when it joined, in seconds since the epoch; None: now."""
+        """Return this member's data. `joined` is the time of its join, in seconds since the epoch; None: now."""
         now = system.time.time()
         data: bytes = utils.dumps(
             {
@@ -413,7 +415,9 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_member_info(self, group_id: bytes, member_id: bytes) -> dict[str, Any]:
-        """Return a future of a member's capabilities and the times of its join and last update, by its host's clock.
+        """Return a future of a member's capabilities, and of the times when it joined and was last updated.
+
+        The times are those of the clock of the member's host.
 
         ``get()`` of the future raises ``GroupNotCreated`` or ``MemberNotJoined``.
         """
@@ -442,7 +446,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         return results
 
     def run_elect_coordinator(self) -> None:
-        """Become the leader of each watched election that has none, and call the callbacks of these groups."""
+        """Become the leader of each watched group that has no leader, and call the callbacks of these groups."""
         for group_id in list(self._hooks_elected_leader):
             with _tooz_errors(f"the election of the group {_text(group_id)!r}"):
                 election = self._election(_id(group_id))
@@ -455,20 +459,20 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
                 self._hooks_elected_leader[group_id].run(event)
 
     def stand_down_group_leader(self, group_id: bytes) -> bool:
-        """Stop leading a group, and return whether this member led it."""
+        """Stop leading a group, and return whether this member led the group."""
         with _tooz_errors(f"the election of the group {_text(group_id)!r}"):
             return _release(self._election(_id(group_id)).resign)
 
     @_of_group
     def get_leader(self, group_id: bytes) -> Any:  # tooz declares bytes, and its own drivers return None as well
-        """Return a future of the id of the member that leads a group, or of None."""
+        """Return a future of the id of the member that leads the group; the id is None if the group has no leader."""
         leader = self._election(group_id).leader()
         return None if leader is None else leader.data
 
     # -- locks ---------------------------------------------------------------------------------------------------------
 
     def get_lock(self, name: bytes) -> FscoordLock:
-        """Return the lock `name`. ``stop`` of this coordinator releases it."""
+        """Return the lock `name`. ``stop`` of this coordinator releases the lock."""
         return FscoordLock(self._store, name)
 
 

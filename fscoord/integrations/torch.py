@@ -1,6 +1,6 @@
 """`TorchStore` wraps a store as a `torch.distributed.Store`. `rendezvous` serves ``init_method="fscoord:///path"``.
 
-The import of this module registers the URL scheme. It needs the extra ``fscoord[torch]``.
+The import of this module registers the URL scheme. The module needs the extra ``fscoord[torch]``.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 _open_stores: set[TorchStore] = set()
-"""Keeps each `TorchStore` alive until it is closed."""
+"""The open `TorchStore` objects. This set keeps each object alive until the object is closed."""
 
 
 class TorchStore(dist.Store):
     """Wraps `store` as a real ``torch.distributed.Store``, for ``init_process_group(store=...)`` and other torch code.
 
     An error of the store is raised as an error of a new class, which inherits from the class of the error and from
-    ``DistStoreError``. The original error is its ``__cause__``. So torch's own ``elastic.utils.store.barrier`` names
-    the missing ranks after a timeout. `ValueError` and `OverflowError` are raised unchanged. A timeout of zero means no
-    limit, as in torch. With a negative timeout an operation tries once.
+    ``DistStoreError``. The original error is the ``__cause__`` of the new error. So torch's own
+    ``elastic.utils.store.barrier`` names the missing ranks after a timeout. `ValueError` and `OverflowError` are raised
+    unchanged. A timeout of zero means no limit, as in torch. With a negative timeout an operation tries once.
 
-    torch's C++ base class keeps the timeout. Each operation first sets the timeout of `store` to it.
+    torch's C++ base class keeps the timeout. Each operation first sets the timeout of `store` to this timeout.
 
     torch's C++ keeps no reference to a Python store (pytorch issue 106633), and a process group whose store has been
     collected fails at its next use. So an object of this class lives until it is closed, or the process ends.
 
     Args:
-        store: the store. `close` of this object closes it.
+        store: the store. `close` of this object closes the store.
     """
 
     timeout: timedelta  # an attribute of torch's C++ class, which the stubs leave out
@@ -240,7 +240,7 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
 
     Apart from its scheme, the URL is that of `open_store`, with the same options in its query. ``fscoord:///path`` and
     ``fscoord:////path`` mean the same, because torch writes four slashes. Only the host ``localhost`` is accepted.
-    ``rank`` and ``world_size`` belong to the process group. They are given in the URL, or as arguments of
+    ``rank`` and ``world_size`` belong to the process group. The caller gives both in the URL, or as arguments of
     ``init_process_group``.
 
     The store is opened with ``world_size``, so each launch is a run of the store (see `FileStore`), and reads no
@@ -248,8 +248,8 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     process stays a participant until it exits, and uses the same handle for all its groups in this run.
 
     Each group has keys of its own, and begins when all ranks have joined it. A call joins the latest group of its world
-    size, or begins the next group if this process has joined the latest one before. If ranks are missing at the end of
-    the timeout, all ranks give up the group. Ranks that still wait, or come later, join the next group. So the n-th
+    size, or begins the next group if this process has joined the latest group before. If ranks are missing at the end
+    of the timeout, all ranks give up the group. Ranks that still wait, or come later, join the next group. So the n-th
     group of one rank is the n-th of all ranks, and a failed call can be repeated.
 
     Raises:
@@ -304,7 +304,7 @@ class _Participant:
     """Joins this process to the process groups at one path and in one run.
 
     Args:
-        store: the store, which is closed when the process exits. Each group uses a view of it.
+        store: the store, which is closed when the process exits. Each group uses a view of the store.
         rank: the rank with which the store was opened. The process may have another rank in a later group.
         has_run_id: whether the URL names the run.
     """

@@ -1,4 +1,4 @@
-"""Serves ``torchrun --rdzv-backend=fscoord --rdzv-endpoint=/shared/job``. torchrun finds it by its entry point.
+"""Serves ``torchrun --rdzv-backend=fscoord --rdzv-endpoint=/shared/job``. torchrun finds the backend by an entry point.
 
 The endpoint is a path or the address of a store, as for `fscoord.rendezvous.create_backend`. The rendezvous itself
 listens on no port. For ``env://``, workers get the host of rank 0, and a port that was free when the nodes agreed on
@@ -108,5 +108,5 @@ def create(params: Any) -> TorchrunHandler:
 
 
 def get_handler() -> Callable[[Any], TorchrunHandler]:
-    """Return `create`. This is the entry point ``fscoord`` of the group ``torchrun.handlers``."""
+    """Return `create`. This function is the entry point ``fscoord`` of the group ``torchrun.handlers``."""
     return create

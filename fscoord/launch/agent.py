@@ -47,7 +47,7 @@ class Access:
         """Create the directory `path`. Users who may use the rendezvous's file may enter the directory.
 
         Args:
-            path: the path. Its parent exists. An empty directory at `path` is replaced.
+            path: the path. The parent directory must exist. An empty directory at `path` is replaced.
             mode: the permissions of the directory, before the umask, if only the owner may use the rendezvous's file.
             is_shared: whether each user who may write to the rendezvous's file may also create, rename and remove files
                 in the directory.
@@ -62,7 +62,7 @@ class Access:
         return system.make_directory(path, first, lambda fd: self._permit(fd, path, is_shared=is_shared))
 
     def make_directory_in(self, parent: int, path: str) -> int:
-        """Create the directory `path` in the open directory `parent`, and return a descriptor of it.
+        """Create the directory `path` in the open directory `parent`, and return a descriptor of the new directory.
 
         The caller ensures that no other user can rename files in `parent`. No other user can rename files in the new
         directory, either.
@@ -98,7 +98,7 @@ class Access:
                 raise
 
     def open_log_directory(self, path: str) -> int:
-        """Return a descriptor of the directory `path`, for the files of this node. Create it if it is missing.
+        """Return a descriptor of the directory `path`, for the files of this node. Create a missing directory.
 
         No other user can rename files in the directory.
 
@@ -129,17 +129,18 @@ class RoundStore:
     """Creates a store for the workers of one round, and removes it at the end of the ``with``.
 
     If the store of the rendezvous is the file JOB, the store of the round is the file ``JOB.round-{name}/store``, with
-    the same options. The directory and the file have the group and the permissions of JOB, so that the same users can
-    use them.
+    the same options. The directory and the file have the group and the permissions of JOB, so that the users of JOB can
+    use both.
 
     Args:
-        store: the store of the rendezvous. If it is not a file and can't have stores below it, the round has no store.
+        store: the store of the rendezvous. The round has a store only if the store of the rendezvous is a file, or can
+            contain further stores.
         name: distinguishes this round from all other rounds in that store; a part of a file's name.
         is_first: whether this node creates the store at the beginning of the ``with``, before other nodes use it, and
             removes it at the end.
 
     Attributes:
-        address: the address of the store, for `~fscoord.open_store`; empty if the round has none.
+        address: the address of the store, for `~fscoord.open_store`; empty if the round has no store.
         is_kept: whether the store is kept after the end of the ``with``, for examination.
     """
 
@@ -205,7 +206,7 @@ class Job:
         grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
         streams: the streams of the workers that go to files, and the streams that go to the console.
         log_dir: the directory of the workers' files: ``round-{N}/{local rank}/stdout.log``, ``stderr.log`` and
-            ``error.json``. It is for this node alone.
+            ``error.json``. The directory is for this node alone.
         trace: the directory in which the workers record their traces, or ``""`` for the setting of the environment.
         role: the role of this node's workers. ``ROLE_RANK`` and ``ROLE_WORLD_SIZE`` count the workers of one role.
         forwarded: the names of the signals that `Agent.pass_on` forwards to the workers.
@@ -377,7 +378,9 @@ class Agent:
         return has_ended
 
     def _crews(self, info: RendezvousInfo) -> list[Crew] | None:
-        """Return the crew of each node, or None if the round was broken before all nodes had published a crew.
+        """Return the crew (the number and the role of the workers) of each node.
+
+        Return None if the round was broken before all nodes had published a crew.
 
         Raises:
             RendezvousTimeoutError: a node did not publish its crew within the store's timeout.

@@ -34,7 +34,7 @@ class Announcer:
     """Prints the events of an agent on the console.
 
     Args:
-        console: the console. It does not mix these lines with the lines of the workers.
+        console: the console. The console does not mix these lines with the lines of the workers.
         quiet: whether nothing is printed.
     """
 

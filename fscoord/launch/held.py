@@ -80,21 +80,22 @@ def run_held(
     """Run `command` on this process's terminal and with this process's input, until the command has ended.
 
     The command also inherits the descriptors that this process has inherited. The signals INT, TERM, HUP, QUIT, USR1
-    and USR2 are forwarded to the command. After the end of the command, they are forwarded to its descendants.
+    and USR2 are forwarded to the command. After the end of the command, these signals are forwarded to the descendants
+    of the command.
 
     Args:
         command: the program and its arguments.
         environment: the command's environment.
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
-        patience: the length of the hold's lease in seconds; None if it has no lease. If no `check` returns for half of
-            the lease, for example because this process is stopped, the processes of the command get SIGTERM. After
-            three quarters they get SIGKILL, because other processes may acquire the hold after the lease.
+        patience: the length of the hold's lease in seconds; None if the hold has no lease. If no `check` returns for
+            half of the lease, for example because this process is stopped, the processes of the command get SIGTERM.
+            After three quarters they get SIGKILL, because other processes may acquire the hold after the lease.
         leaves_rest: whether to return when the command has ended, even if its descendants still run. Otherwise this
-            function waits for them, too.
+            function waits for the descendants, too.
         output_max: if not None, the command's standard output is returned, and may have at most this many bytes. If
             None, the command writes to the standard output of this process.
-        stdin: an open file with a descriptor, used as the command's input instead of this process's.
+        stdin: an open file with a descriptor. The command reads this file instead of the input of this process.
 
     Raises:
         LockLostError: the hold was lost, and the command and its descendants were stopped.
@@ -107,7 +108,10 @@ def run_held(
 
 @dataclass
 class _HeldCommand:
-    """Runs one command by a warden, with a pipe to the warden and a pipe from it."""
+    """Runs one command by a warden, a process that kills the command if this process dies.
+
+    One pipe leads to the warden, and one pipe leads from the warden to this process.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]

@@ -17,18 +17,18 @@ kills it. Only a SIGKILL or SIGSTOP of both at the same moment leaves processes 
 there is no prctl(2), and the descendants of the command outlive a killed warden.
 
 The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
-After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
-at the end of the lease other processes may acquire the resource that the command needs.
+After half of that time without ``ALIVE`` all processes get SIGTERM. After three quarters all processes are killed,
+because at the end of the lease other processes may acquire the resource that the command needs.
 
 The mode is one of three. A *worker* runs in a session of its own, without input. When it has ended, all its remaining
 descendants are killed. A *held* command runs where the warden was started: on its terminal, with its input, in its
-process group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants
-of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, from the kernel. So
-the warden does not forward such a signal. If the warden was started with a signal ignored, as by nohup(1), the signal
-stays ignored.
+process group. The warden waits until the descendants of a held command have finished. The warden does not wait for the
+descendants of an *alone* command. A held or alone command gets a signal for the whole group, such as Ctrl-C, from the
+kernel. So the warden does not forward such a signal. If the warden was started with a signal ignored, as by nohup(1),
+the signal stays ignored.
 
-psutil can't replace this module, because it has no prctl(2). It is also slower: to find the 100 descendants of a
-process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every
+psutil can't replace this module, because psutil has no prctl(2). psutil is also slower: to find the 100 descendants of
+a process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every
 process. The lists of children in /proc took 1.2 ms.
 """
 
@@ -68,7 +68,7 @@ Prctl = Callable[..., int]
 
 
 def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str]:
-    """Return the arguments that start a warden. The arguments of the command follow them.
+    """Return the arguments that start a warden. The caller appends the arguments of the command.
 
     Raises:
         ImportError: this Python has no ``_ctypes``, which a warden needs to kill all processes of the command.
@@ -140,8 +140,8 @@ def _guard(child: int, orders: int) -> NoReturn:
 def _await_warden(child: int, orders: int) -> int:
     """Wait for the end of the warden `child`, and return its exit code or the negative number of its signal.
 
-    A stopped warden does not see the end of the orders. So the guard also waits for the end of the orders, and kills a
-    warden that does not end within `OBEY_S` seconds after it. The guard reads no orders.
+    A stopped warden does not see the end of the orders. So the guard also waits for the end of the orders. The guard
+    kills a warden that does not end within `OBEY_S` seconds after the end of the orders. The guard reads no orders.
     """
     ends = _wake_up_by_children()
     poll = select.poll()

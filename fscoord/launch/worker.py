@@ -1,4 +1,4 @@
-"""`WorkerGroup` starts the workers of one node in one round, each under a warden, copies their output and stops them.
+"""`WorkerGroup` starts a node's workers in a round, each under a warden, copies their output and stops the workers.
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
 One worker may write to the console directly.
@@ -124,7 +124,7 @@ class WorkerGroup:
         self._workers.append(worker)
 
     def next_end(self, seconds: float) -> Failure | None:
-        """Wait for the end of any worker, and return how it ended; None if no worker ends within `seconds`."""
+        """Wait for the end of any worker, and return its description; None if no worker ends within `seconds`."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
         except queue.Empty:
@@ -138,7 +138,10 @@ class WorkerGroup:
             worker.order(number)
 
     def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds. Wait until all have ended."""
+        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds.
+
+        The method waits until all workers have ended.
+        """
         self.order(number)
         deadline = system.time.monotonic() + grace
         while self.running and (left := deadline - system.time.monotonic()) > 0:
@@ -154,7 +157,10 @@ class WorkerGroup:
 
 
 class _Worker:
-    """One worker: the process of its warden, and the threads that read the worker's output and the warden's report."""
+    """One worker: its warden, and the threads that read the worker's output and the warden's report.
+
+    The warden is the process that starts the worker, and kills it with all its descendants.
+    """
 
     def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[Failure], None]) -> None:
         self._rank = rank
@@ -190,7 +196,7 @@ class _Worker:
             system.os.close(writer)
 
     def follow(self, console: Console, stream: int, prefix: bytes, file: IO[bytes] | None) -> None:
-        """Start a thread that copies the output `stream`, unless `start` got a descriptor for it.
+        """Start a thread that copies the output `stream`, unless `start` got a descriptor for `stream`.
 
         For `STDERR`, which must be the last stream, also start a thread that reads the warden's report.
         """
@@ -271,7 +277,7 @@ def parse_streams(text: str) -> Mapping[int | None, int]:
     """Parse `text`, which selects streams in the syntax of torchrun. Return a mapping of local ranks to streams.
 
     ``0`` selects no stream of any local rank, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
-    selects streams of single local ranks. The key None is every local rank that `text` does not name.
+    selects streams of single local ranks. The key None stands for every local rank that `text` does not name.
 
     Raises:
         ValueError: `text` has another form.
@@ -519,7 +525,10 @@ class Console:
         return subprocess.DEVNULL if sink is None else sink.file.fileno()
 
     def error_text(self) -> TextIO | None:
-        """Return a text file for ``sys.stderr`` that goes to stream 2. Its writers do not wait for a reader."""
+        """Return a text file for ``sys.stderr`` that writes to stream 2.
+
+        A thread that writes to this file does not wait for the reader of the stream.
+        """
         sink = self._sinks.get(STDERR)
         return None if sink is None else cast("TextIO", _ErrorText(sink))
 
@@ -590,7 +599,7 @@ class Console:
 
 
 class _ErrorText:
-    """A text file for ``sys.stderr``. Its text goes through the sink, so its writers never wait for a reader."""
+    """A text file for ``sys.stderr``. A `_Sink` writes the text in a thread, so `write` never waits for a reader."""
 
     encoding, errors = "utf-8", "backslashreplace"
 
@@ -637,7 +646,7 @@ def _is_regular(file: IO[bytes]) -> bool:
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
     """Return the binary file of `text`, unbuffered if possible.
 
-    A buffered file has a lock. A thread that writes to it would hold the lock while it waits for a reader.
+    A buffered file has a lock. A thread that writes to the file would hold the lock while it waits for a reader.
     """
     file = getattr(text, "buffer", None)
     return getattr(file, "raw", file)

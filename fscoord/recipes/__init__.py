@@ -1,9 +1,9 @@
 """Locks, elections, queues, groups and latches on any `~fscoord.Store`.
 
-Every operation may raise the errors of the store's own operations. It raises `~fscoord.FscoordError` if another program
-has written a key of the recipe. Some operations change a value by compare-and-set. They raise
-`~fscoord.StoreTimeoutError` if no compare-and-set succeeds within the store's timeout, because each time another
-process has changed the value first.
+Every operation may raise the errors of the store's own operations. Every operation raises `~fscoord.FscoordError` if
+another program has written a key of the recipe. Some operations change a value by compare-and-set. Such an operation
+raises `~fscoord.StoreTimeoutError` if no compare-and-set succeeds within the store's timeout, because other processes
+have changed the value before each try.
 """
 
 from fscoord.recipes._hold import Contender

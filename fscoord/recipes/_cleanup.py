@@ -1,7 +1,7 @@
 """Decorators for the methods of recipes: `in_steps` for a method that waits, `undone_by` for a method that cleans up.
 
-Each method is written once, and `fscoord.aio` makes a coroutine of it. A method that waits is a generator of waits. The
-decorated method runs the generator in the calling thread.
+Each method is written once, and `fscoord.aio` makes a coroutine of the method. A method that waits is a generator of
+waits. The decorated method runs the generator in the calling thread.
 
 A signal handler may raise an exception in the main thread at nearly any point. A second signal may interrupt the
 cleanup after the first, for example if a terminal and a launcher both send SIGINT. A method that `undone_by` decorates
@@ -79,7 +79,7 @@ class Decorator(Protocol):
     """The type of the decorator that `undone_by` returns.
 
     The decorated method lacks the two arguments after `self`. If the method returns steps, the decorated method returns
-    their result.
+    the result of the steps.
     """
 
     @overload
@@ -95,10 +95,11 @@ class Decorator(Protocol):
 def undone_by(undo: Undo, *passes: type[BaseException]) -> Decorator:
     """Decorate a method: if it raises an exception that is not in `passes`, call ``undo(self, record, here)``.
 
-    The method itself gets `record` and `here` as its first arguments after `self`; its callers do not pass them.
-    `record` is a new list, to which the method appends each step before it takes the step. `here` identifies the
-    calling thread or task. If the method returns a generator of `WaitSteps`, the decorated method runs it and returns
-    its result. `undo` may run in another thread. It may also run twice, so it must be idempotent.
+    The method itself gets `record` and `here` as its first arguments after `self`; a caller does not pass these
+    arguments. `record` is a new list, to which the method appends each step before it takes the step. `here` identifies
+    the calling thread or task. If the method returns a generator of `WaitSteps`, the decorated method runs the
+    generator and returns the generator's result. `undo` may run in another thread. `undo` may also run twice, so it
+    must be idempotent.
     """
 
     def decorate(do: Any) -> Any:
@@ -143,7 +144,7 @@ def as_one_wait(
 
     Args:
         awaited: the purpose of the wait.
-        describe: returns what is awaited, as text for the warning about a slow wait.
+        describe: returns a text for the warning about a slow wait, which names the awaited object.
         steps: called with a logger; returns the steps. All requests of the steps must use this logger.
     """
     slow_logger = SlowWaitLogger(__name__, describe, awaited=awaited)
@@ -160,7 +161,8 @@ PARTS: Final[dict[Any, tuple[Callable[..., Any], Undo | None, tuple[type[BaseExc
 def _named_as(do: Any, method: T, hidden: int) -> T:
     """Give `method` the name, the documentation and the signature of `do`, and return `method`.
 
-    The signature omits the first `hidden` arguments after `self`. Its return type is the result of the steps.
+    The signature omits the first `hidden` arguments after `self`. The return type is the type of the result of the
+    steps.
     """
     code, given = do.__code__, do.__code__.co_varnames[1 : 1 + hidden]
     names = (*[name for name in code.co_varnames if name not in given], *given)

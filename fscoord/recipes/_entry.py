@@ -14,7 +14,7 @@ from fscoord._arguments import MalformedText, parse_uint63, utf8, words_in
 NO_LEASE = "-"
 
 IN_STEP: Final = "-"
-"""The value of `WakeUp.by` if one transaction writes the record and sets the wake key; see `fscoord.store.exchange`."""
+"""The value of `WakeUp.by` if one transaction writes the record and sets the wake key; see `Store._exchange`."""
 
 _SECONDS: Final = re.compile(r"[0-9]{1,300}(\.[0-9]{1,300})?(e[-+]?[0-9]{1,5})?")
 """Matches the `repr` of a float that is not negative."""
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     Attributes:
         id: a random name.
         mode: the kind of acquisition: ``r`` for a reader, ``x`` for an exclusive holder, or a semaphore's value.
-        token: the fencing token with which the entry was served; 0 while it waits.
+        token: the fencing token that the entry got when it acquired the resource; 0 while the entry waits.
         session: the session number of the contender's handle; 0 on a store without sessions.
         owner: the contender's process, ``host:pid``, for messages.
         lease: ``seconds:count``, the length of the lease and how often it was renewed; or `NO_LEASE`.
@@ -55,7 +55,7 @@ def with_new_sign(entry: Entry) -> Entry:
 
 
 class WakeUp(NamedTuple):
-    """Records that a process is about to set the wake key of an entry, or has set it.
+    """Records that a process is about to set, or has set, the key that wakes the contender of an entry.
 
     The line keeps the record until the key is deleted and can't be set again.
 

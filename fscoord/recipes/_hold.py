@@ -1,4 +1,4 @@
-"""`Exclusive`: the base class of locks, semaphores and elections, whose contenders wait in line to acquire them."""
+"""`Exclusive`: the base class of locks, semaphores and elections. Contenders wait in line for such a resource."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ class Exclusive(Undoable, ContextDecorator):
         return self._line.name
 
     def holders(self) -> list[Contender]:
-        """Return the holders, without those that are known dead, in the order of their tokens."""
+        """Return the holders that are not known dead, in the order of their tokens."""
         return [contender_of(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Contender]:
-        """Return the contenders that wait, without those that are known dead, in the order of their requests."""
+        """Return the waiting contenders that are not known dead, in the order of their requests."""
         return [contender_of(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
@@ -155,7 +155,10 @@ class Exclusive(Undoable, ContextDecorator):
         """Do the subclass's part of an acquisition. If this method raises, the acquisition is undone."""
 
     def _end(self, served: Entry) -> None:
-        """Do the subclass's part of a release, before the entry leaves the line. May be called twice per release."""
+        """Do the subclass's part of a release, before the entry leaves the line.
+
+        This method may be called twice per release.
+        """
 
     def _undo(self, got: list[str]) -> None:
         """Undo an acquisition that raised an error at an unknown point. `got` has the ids of the acquisition's entries.
@@ -277,7 +280,7 @@ class Exclusive(Undoable, ContextDecorator):
     def acquire(
         self, _got: list[str], _here: object, blocking: bool = True, timeout: Timeout | None = -1
     ) -> bool | WaitSteps[bool]:
-        """Acquire, as `threading.Lock.acquire` does, and return whether this succeeded.
+        """Acquire the resource as `threading.Lock.acquire` does. Return whether the resource was acquired.
 
         Without a timeout the call waits without limit, as in `threading`. All other waits of this package have a limit
         by default.
@@ -296,7 +299,7 @@ class Exclusive(Undoable, ContextDecorator):
     def release(self, gone: list[HeldEntry | str], here: object) -> None:
         """Release this object's latest acquisition.
 
-        The next contender in line acquires, and no other contender is woken.
+        The next contender in line acquires. No other contender is woken.
 
         Raises:
             RuntimeError: this object holds nothing, or its acquisition was made in the parent process, before a fork.
@@ -320,8 +323,9 @@ class Exclusive(Undoable, ContextDecorator):
     def token(self) -> int:
         """The fencing token: a number that rises with each acquisition, by any process.
 
-        A process that was stopped for long continues as if it still held the lock. Send the token with each write, and
-        make the receiver refuse a token lower than the highest that it has seen. `fscoord.recipes.Fenced` does so.
+        A process that was stopped for long continues as if it still held the lock. Send the token with each write. The
+        receiver must refuse a write whose token is lower than the highest token so far. `fscoord.recipes.Fenced` is
+        such a receiver.
 
         Raises:
             RuntimeError: this object holds nothing.
@@ -335,7 +339,8 @@ class Exclusive(Undoable, ContextDecorator):
         """Decorate `function`: each call runs in a ``with`` block of this object. Example: ``@Lock(store, "report")``.
 
         Raises:
-            TypeError: `function` is a coroutine function or a generator function. Its body would run after the call.
+            TypeError: `function` is a coroutine function or a generator function. The body of `function` would run
+                after the call.
         """
         if getattr(getattr(function, "__code__", None), "co_flags", 0) & RUNS_LATER:
             raise TypeError(

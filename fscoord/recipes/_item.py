@@ -104,7 +104,7 @@ class Items:
         self._store.delete_key(self.claim_key(order_key))
 
     def release(self, taken: Taken) -> None:
-        """Return a taken item to the queue. Its number of deliveries is kept."""
+        """Return a taken item to the queue. The item keeps its number of deliveries."""
         order_key, claim = taken
         self._store.compare_set(self.claim_key(order_key), claim.text, str(claim.deliveries))
         add_checked(self._store, self.returns)
@@ -160,7 +160,7 @@ class Item(Undoable):
         self._end(self._items.remove)
 
     def release(self) -> None:
-        """Return the item to the queue, at its old position. Raises the same errors as `ack`."""
+        """Return the item to the queue, at its old position. Raise the errors of `ack`."""
         self._end(self._items.release)
 
     def check(self) -> None:

@@ -35,11 +35,11 @@ class LeaseRenewer:
         self._wakeup = system.AutoResetEvent()
 
     def start(self) -> None:
-        """Start the thread. It renews the lease for the first time after a quarter of the lease has passed."""
+        """Start the thread. The thread first renews the lease after a quarter of the lease has passed."""
         system.start_thread(f"fscoord {self._line}", self._run)
 
     def end(self) -> None:
-        """Tell the thread to stop. Does not wait for the thread."""
+        """Tell the thread to stop. The call does not wait for the end of the thread."""
         self._is_over = True
         self._wakeup.set()
 

@@ -9,18 +9,19 @@ second write. The second write succeeds only if no other entry has joined.
 Each process that changes the line also serves, in the same write, the entries whose turn has come. Then it sets the
 *wake key* of each of these entries. Only the process of the entry waits for this key. Each waiting process also watches
 the session of its predecessor in line, and removes the predecessor's entry if the session is dead. A process may die
-after it has served the next entry and before it has set the wake key. The next process then notices this death, because
-it watches the dead process, and reads the line. If several entries were served at once, the others read the line again
-within `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order, and also watches only the predecessor.
+after it has served the next entry and before it has set the wake key. The next process watches the dead process. So the
+next process notices the death, and reads the line. If the dead process served several entries at once, the other served
+processes read the line again within `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order, and also watches only
+the predecessor.
 
 No wake key stays in the store, whenever a process dies. The write that serves an entry also records in the line that
 the process is about to set the key. The record stays until the key has been deleted, or until the process that sets the
 key has finished or is dead. Each change of the line deletes the wake keys of entries that have left.
 
-A store with `fscoord.store.exchange` changes the line and the wake keys in one transaction, so a release is one
+A store that implements `Store._exchange` changes the line and the wake keys in one transaction, so a release is one
 transaction. On another store a release is three operations: delete the wake key of the released entry, change the line,
-and set the next wake key. Processes with and without `exchange` may share a line. For example, a view that overrides
-operations of its store has no `exchange`.
+and set the next wake key. Processes whose stores implement `_exchange` and other processes may share a line. For
+example, a view that overrides operations of its store does not implement `_exchange`.
 
 The value is text. The first row has the last token, a stamp that differs in every write, and the pending wake-ups. Each
 further row is one `~fscoord.recipes._entry.Entry`.
@@ -74,7 +75,8 @@ weak, so that a task of a closed loop is collected and its entry leaves the line
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
 Policy = Callable[[list["Entry"]], int]
-"""Returns how many entries at the head of the given line are served at once. A single entry is always served."""
+"""Returns how many entries at the head of the given line hold the resource at once. A single entry always holds the
+resource."""
 
 
 def one(entries: list[Entry]) -> int:
@@ -88,7 +90,9 @@ def readers_or_writer(entries: list[Entry]) -> int:
 
 
 class Line:
-    """Reads and changes the line `name` in `store`. `policy` decides how many entries are served at once.
+    """Reads and changes the line `name` in `store`, the wait queue of a lock, a semaphore or an election.
+
+    An entry is *served* when it acquires the resource. `policy` decides how many entries are served at once.
 
     With a `ttl` in seconds, the entries of this object have leases. A holder must renew its lease, because other
     contenders remove an entry whose lease was not renewed for `ttl` seconds.
@@ -164,7 +168,7 @@ class Line:
         return None
 
     def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
-        """Append an entry with the id `name` and return the entry. If its token is not 0, the entry is already served.
+        """Append an entry with the id `name` and return the entry. If its token is not 0, the entry holds the resource.
 
         Return None and change nothing if `only_if_served` is true and the entry would have to wait. Also return None if
         no compare-and-set succeeds within `limit` seconds, and `limit` is less than the store's timeout.
@@ -187,7 +191,7 @@ class Line:
             return None
 
     def leave(self, name: str) -> bool:
-        """Remove the entry `name` and serve the next entries. Return whether `name` was still in line."""
+        """Remove the entry `name`, so that the next entries acquire. Return whether `name` was still in line."""
         alone, text, new = self._alone
         if alone == name:
             found = self._store.compare_set(self._key, text, new)
@@ -212,7 +216,9 @@ class Line:
             self.leave(name)
 
     def await_turn(self, entry: Entry, timeout: float, kind: str) -> WaitSteps[Entry | None]:
-        """Wait until `entry` is served, and return the served entry. After the timeout, remove `entry` and return None.
+        """Wait until `entry` acquires the resource.
+
+        Return the entry with its fencing token. After the timeout, remove `entry` and return None.
 
         Args:
             entry: an entry of this process that waits in line.
@@ -260,12 +266,12 @@ class Line:
                     self._bury(suspects, before)
 
     def renew(self, name: str) -> bool:
-        """Renew the lease of the entry `name`. Return whether the entry is still in line and served."""
+        """Renew the lease of the entry `name`. Return whether the entry still holds the resource."""
         entries = self._change(lambda entries: [with_new_sign(each) if each.id == name else each for each in entries])
         return bool(_served(entries, name))
 
     def still_holds(self, entry: Entry) -> bool:
-        """Return whether `entry` is in line and served."""
+        """Return whether `entry` is in line and holds the resource."""
         return bool(_served(self.entries(), entry.id))
 
     def lost(self, entry: Entry) -> LockLostError:
@@ -276,7 +282,7 @@ class Line:
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
-        """Return the error of an acquisition that timed out. It names the holders and the number of waiters."""
+        """Return the error of an acquisition that timed out. The error names the holders and the number of waiters."""
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
         shown = [_owner_text(entry) for entry in entries if entry.token]
@@ -299,7 +305,7 @@ class Line:
         return f"a turn at {self.name!r} ({in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
-        """Remove `entry` and return None. If the entry was served in the meantime, keep it and return it."""
+        """Remove `entry` and return None. If `entry` has acquired the resource meanwhile, keep and return `entry`."""
         entries = self._change(lambda entries: [other for other in entries if other.token or other.id != entry.id])
         served = _served(entries, entry.id)
         return served[0] if served else None
@@ -409,7 +415,7 @@ class Line:
         return [each for each in wake_ups if each not in over and each.id not in self._cleared]
 
     def _serve(self, state: State, knows: str) -> tuple[State, list[str]]:
-        """Serve the entries whose turn has come. Return the new line and the ids of these entries.
+        """Serve the entries that may now hold the resource. Return the new line and the ids of these entries.
 
         The new line has a wake-up for each of these entries except `knows`, the caller's own entry.
         """
@@ -449,14 +455,17 @@ def _served(entries: list[Entry], name: str) -> list[Entry]:
 
 
 def caller_of(entry: Entry) -> object | None:
-    """Return the thread or task of `entry`. None if it was collected, or if `entry` belongs to another process."""
+    """Return the thread or task of `entry`, or None.
+
+    The result is None if the thread or task was collected, or if `entry` belongs to another process.
+    """
     # A forked child inherits the `callers` of its parent. Their entries have the parent as owner.
     reference = callers.get(entry.id) if entry.owner == system.process_name() else None
     return None if reference is None else reference()
 
 
 def _owner_text(entry: Entry) -> str:
-    """Return the owner of `entry` for messages: ``host:pid``, or the thread or task if it is in this process."""
+    """Return the owner of `entry` for messages: ``host:pid``, or the thread or task of an entry of this process."""
     caller: Any = caller_of(entry)
     if caller is None:
         return entry.owner
@@ -470,14 +479,14 @@ def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], wai
 
 
 def in_line(holders: Sequence[str], waiting: int) -> str:
-    """Return the part of a message that names the `holders` and says how many others are `waiting`."""
+    """Return the part of a message that names the `holders`, and the number `waiting` of other contenders."""
     held = f"held by {', '.join(holders)}" if holders else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
     return f"{held}, {others}"
 
 
 def force_release(store: Store, name: Key, token: int) -> bool:
-    """Release the hold with the fencing token `token`, even if it belongs to another process.
+    """Release the hold with the fencing token `token`, even if the hold belongs to another process.
 
     The next contender in line acquires.
 
@@ -504,7 +513,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
 
 
 def _admitted(entries: list[Entry]) -> int:
-    """The `Policy` for a line of any recipe. The mode of the entries shows which recipe it is."""
+    """The `Policy` for a line of any recipe. The mode of the entries shows to which recipe the line belongs."""
     mode = entries[0].mode if entries else ""
     if mode.isdigit():  # a semaphore's value
         return min(int(mode), len(entries))

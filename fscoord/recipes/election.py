@@ -1,4 +1,4 @@
-"""`Election`: one candidate leads, the others wait, and every process can find out which candidate leads."""
+"""`Election`: one candidate leads, the other candidates wait, and every process can find out which candidate leads."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Leader(NamedTuple):
 
 
 class Election(Exclusive):
-    """A candidate in a leader election. The first candidate in line leads. If it resigns or dies, the next one leads.
+    """A candidate in a leader election. The first candidate in line leads, until it resigns or dies.
 
-    An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires it, `resign` releases it,
-    and `term` is the fencing token. An election has all guarantees and errors of a lock. A ``with`` statement campaigns
-    at its beginning and resigns at its end. The methods have the names of etcd's ``concurrency.Election``.
+    An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires the lock, `resign` releases
+    the lock, and `term` is the fencing token. An election has all guarantees and errors of a lock. A ``with`` statement
+    campaigns at its beginning and resigns at its end. The methods have the names of etcd's ``concurrency.Election``.
 
     Args:
         store: the store that all candidates and observers share.
@@ -65,7 +65,7 @@ class Election(Exclusive):
 
     @acquiring
     def campaign(self, _got: list[str], _here: object, timeout: Timeout | None = math.inf) -> bool | WaitSteps[bool]:
-        """Wait in line until this candidate leads. Return False if it does not lead within the timeout.
+        """Wait in line until this candidate leads. Return False if this candidate does not lead within the timeout.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; by default without limit. None means this
@@ -82,7 +82,8 @@ class Election(Exclusive):
 
         Raises:
             RuntimeError: this candidate does not lead.
-            LockLostError: this candidate lost the leadership before, because another process took it for dead.
+            LockLostError: this candidate lost the leadership before, because another process took the candidate for
+                dead.
         """
         self._release_one(gone, here)
 
@@ -94,7 +95,7 @@ class Election(Exclusive):
     def leader(self) -> Leader | None:
         """Return the leader, or None if there is none.
 
-        A leader that is known dead or has not published its term yet counts as none.
+        The result is also None if the leader is known dead, or has not published its term yet.
         """
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `_line._served`
         if not leading:

@@ -1,7 +1,7 @@
 """`lines` and `items` show, from the keys of a store, which processes hold or await locks and have taken queue items.
 
-Tools that show a store use these functions. They do no I/O: they take the values of keys instead of a store. They skip
-keys of other programs.
+Tools that show a store use these functions. The functions do no I/O: they take the values of keys instead of a store.
+The functions skip keys of other programs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LineState(NamedTuple):
         name: the name of the lock, semaphore or election in the store.
         holders: the contenders that have acquired, in the order of their tokens.
         waiters: the contenders that wait, in the order of their requests.
-        wake_keys: for each of `waiters`, the key that wakes it.
+        wake_keys: for each of `waiters`, the key that wakes this waiter.
         needs_all: whether the first waiter acquires only after all holders have released. False for a semaphore, where
             one release is enough.
     """

@@ -26,8 +26,8 @@ LOOK_S: Final = 1.0
 class Latch:
     """A latch that opens after `count` calls of `count_down`, by any processes, and stays open.
 
-    It works like Java's ``CountDownLatch``. Unlike at a barrier, a process that counts need not wait, a process that
-    waits need not count, and no process has a rank. Each call counts. So a caller that repeats a failed call whose
+    The latch works like Java's ``CountDownLatch``. Unlike at a barrier, a process that counts need not wait, a process
+    that waits need not count, and no process has a rank. Each call counts. So a caller that repeats a failed call whose
     outcome is unknown may count twice.
 
     Args:
@@ -99,7 +99,7 @@ class Latch:
 
 
 class DoubleBarrier:
-    """Two barriers around a block of work: all ranks begin it together, and none continues before all have finished.
+    """Two barriers around a block of work: all ranks begin together, and no rank continues before all have finished.
 
     The recipe is ZooKeeper's. Both barriers have a timeout, and raise the errors of `fscoord.barrier` after a timeout
     or a death. A name can be used once. A ``with`` statement calls `enter` at its beginning, and `leave` if the block
@@ -136,7 +136,7 @@ class DoubleBarrier:
 
     @in_steps
     def enter(self, timeout: Timeout | None = None) -> WaitSteps[None]:
-        """Wait until all ranks have called this method. A rank that calls it again after a timeout counts once.
+        """Wait until all ranks have called this method. A rank that calls again after a timeout counts once.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`, or else the

@@ -38,12 +38,12 @@ _POP: Final = list[str].pop
 class Lock(Exclusive):
     """A lock that at most one process or thread holds at a time.
 
-    Its methods are those of `threading.Lock`, so it can replace a `threading.Lock`. A ``with`` statement waits for at
-    most `timeout`. The lock is fair: contenders acquire it in the order of their requests, and a release wakes only the
-    next contender, as in ZooKeeper's lock recipe.
+    The methods are those of `threading.Lock`, so a `Lock` can replace a `threading.Lock`. A ``with`` statement waits
+    for at most `timeout`. The lock is fair: contenders acquire it in the order of their requests, and a release wakes
+    only the next contender, as in ZooKeeper's lock recipe.
 
     If the holder dies or closes its store, a `~fscoord.FileStore` on one machine frees the lock within 100 ms. Without
-    a `ttl`, a stopped process keeps the lock. Without a `ttl`, a dead process also keeps it on a store that can't
+    a `ttl`, a stopped process keeps the lock. Without a `ttl`, a dead process also keeps the lock on a store that can't
     detect deaths (`~fscoord.Store.has_liveness`). A holder that was taken for dead by mistake may still write. Only the
     fencing `token` protects the data from these writes; see `Fenced`.
 
@@ -53,8 +53,8 @@ class Lock(Exclusive):
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: the length of the lock's lease, in seconds or as a `timedelta`; None means no lease. A thread renews the
             lease while the lock is held. If `ttl` passes by a contender's clock without a renewal, the contender takes
-            the lock away. So a lease ends the hold of a stopped process. It also ends the hold of a dead process on a
-            store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
+            the lock away. So a lease ends the hold of a stopped process. A lease also ends the hold of a dead process
+            on a store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
 
     Raises:
         StoreTimeoutError: at the beginning of a ``with``, other processes held the lock for the whole timeout. The
@@ -73,10 +73,10 @@ class Lock(Exclusive):
 class RLock(Lock):
     """A `Lock` that the holding thread may acquire again, like `threading.RLock`.
 
-    The thread must release the lock as often as it has acquired it. Only calls on the same object count as the
-    holder's: an acquisition through another object waits, even in the same thread.
+    The thread must release the lock as often as it has acquired it. An acquisition through another object waits, even
+    in the same thread.
 
-    A `threading.Condition` may use the lock. Its ``notify`` wakes only threads of this process.
+    A `threading.Condition` may use the lock. ``notify`` of the condition wakes only threads of this process.
     """
 
     _whose = "thread or task"
@@ -143,7 +143,7 @@ class RLock(Lock):
 class _NotHeldError(RuntimeError, ValueError):
     """Raised by `release` if the object holds nothing.
 
-    It is a `ValueError`, as in `threading.BoundedSemaphore`, and a `RuntimeError`, as in the other locks.
+    The error is a `ValueError`, as in `threading.BoundedSemaphore`, and a `RuntimeError`, as in the other locks.
     """
 
 
@@ -212,7 +212,7 @@ class Semaphore(Exclusive):
 
 
 class Side(Exclusive):
-    """The reader side or the writer side of a `ReadWriteLock`. Its methods are those of `fscoord.recipes.Lock`."""
+    """The reader side or the writer side of a `ReadWriteLock`. The methods are those of `fscoord.recipes.Lock`."""
 
     _policy = staticmethod(readers_or_writer)
 
@@ -243,7 +243,7 @@ class ReadWriteLock:
     """A lock that any number of readers or one writer can hold at a time.
 
     Contenders acquire in the order of their requests, so neither readers nor writers starve. Readers that wait next to
-    each other acquire the lock together. A reader can't become a writer: it must release the lock first. If a thread
+    each other acquire the lock together. A reader can't become a writer without releasing the lock first. If a thread
     would wait for its own hold on the same object, the acquisition raises `RuntimeError`. The order is that of
     ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have fencing tokens and the same
     errors, and the death of a holder releases its lock.
@@ -291,7 +291,7 @@ class Fenced:
     """A value in the store that refuses writes with an old fencing token.
 
     A process may be stopped while it holds a lock, lose the lock, continue and write. The lock can't prevent this
-    write, but the target of the write can, because each hold has a higher token than the holds before it
+    write. The target of the write can prevent it, because each hold has a higher token than all earlier holds
     (`fscoord.recipes.Lock.token`, `fscoord.recipes.Election.term`). A write is refused if its token is below the
     highest token so far. Token and value are stored under one key, as ``token value``, and change atomically on every
     store. The idea is Martin Kleppmann's, "How to do distributed locking" (2016).
@@ -309,12 +309,12 @@ class Fenced:
         return shown(self, self._store, self._key)
 
     def set(self, value: Value, token: int) -> None:
-        """Set the value to `value`, unless it was already written with a higher token than `token`.
+        """Set the value to `value`, unless an earlier write had a higher token than `token`.
 
         Raises:
-            StaleTokenError: the value was already written with a higher token. It is unchanged.
+            StaleTokenError: an earlier write had a higher token. The value is unchanged.
             StoreTimeoutError: other processes changed the value before each try, until the store's timeout was over.
-            FscoordError: the key holds a value that another program wrote. It is unchanged.
+            FscoordError: the key holds a value that another program wrote. The value is unchanged.
             ValueError: `token` is below 1.
         """
         token, data = check_positive("token", token), value_bytes(value)

@@ -62,9 +62,10 @@ class Participant(NamedTuple):
 class Membership(Undoable):
     """A group that processes join and leave, and that every process can read and watch.
 
-    A process that dies or closes its store leaves the group, and the processes that watch the group are woken. This
-    needs a store that detects deaths (`~fscoord.Store.has_liveness`). No process sends heartbeats. A ``with`` statement
-    joins at its beginning and leaves at its end. kazoo's ``Party`` is a similar recipe.
+    A process that dies or closes its store leaves the group, and the processes that watch the group are woken. On a
+    store that can't detect deaths (`~fscoord.Store.has_liveness`), such a process stays in the group. No process sends
+    heartbeats. A ``with`` statement joins at its beginning and leaves at its end. kazoo's ``Party`` is a similar
+    recipe.
 
     Args:
         store: the store that all processes share.
@@ -104,7 +105,8 @@ class Membership(Undoable):
         """Replace the data that this process publishes, and wake the processes that watch the group.
 
         Raises:
-            RuntimeError: this object is not in the group. It has not joined, or it was evicted or taken for dead.
+            RuntimeError: this object is not in the group: the process has not joined, was evicted, or was taken for
+                dead.
         """
         key = self._key()
         if key is None:

@@ -50,10 +50,10 @@ def once(
 ) -> bytes | Callable[[Work], Callable[[], bytes]]:
     """Call `work` in one process, and return its value in every process that calls this function with the same `name`.
 
-    Later callers get the stored value. Callers that come while `work` runs wait. If the process that runs `work` dies
-    or is interrupted, the next waiting process runs it. So `work` may run more than once, but all processes get the
-    same value. ``std::call_once`` in C++ and ``sync.Once`` in Go do this for threads. Without `work`, this is a
-    decorator::
+    Later callers get the stored value. A caller that comes while `work` runs waits for the value. If the process that
+    runs `work` dies or is interrupted, the next waiting process runs it. So `work` may run more than once, but all
+    processes get the same value. ``std::call_once`` in C++ and ``sync.Once`` in Go are similar functions for threads.
+    Without `work`, `once` is a decorator::
 
         @once(store, "dataset")
         def path() -> bytes: ...

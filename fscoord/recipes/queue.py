@@ -2,7 +2,7 @@
 
 An item is a value of the store until its consumer acknowledges it. A consumer takes an item by writing a *claim* to a
 second key, by compare-and-set. The claim is valid while the consumer's session lives. So no item is lost if its
-consumer dies. `~fscoord.Store.queue_pop` can't promise this: if the process dies, the value that it popped is gone.
+consumer dies. `~fscoord.Store.queue_pop` can lose a value: if the process dies, the value that it popped is gone.
 kazoo's ``LockingQueue`` also keeps an item, under a lock of its consumer, until the item was processed.
 
 A consumer that finds no item deletes the wake-up key, lists the items once more, and sleeps until the key exists. A put
@@ -46,7 +46,7 @@ LOOK_S: Final = 1.0
 """A consumer lists the items again after this many seconds, to find items whose consumers have died."""
 
 MIDDLE: Final = 1 << 31
-"""Added to a priority to make it non-negative, so that its hexadecimal text sorts like the number."""
+"""The sum of a priority and this number is not negative. So the hexadecimal text of the sum sorts like the priority."""
 
 
 class _Takeable(NamedTuple):
@@ -131,7 +131,7 @@ class Queue(Undoable):
 
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
     def take(self, _got: list[Taken], _: object, block: bool = True, timeout: Timeout | None = None) -> WaitSteps[Item]:
-        """Take the first item that no living consumer has. Wait if there is none.
+        """Take the first item that no living consumer has. Wait if there is no such item.
 
         Args:
             block: whether to wait.
@@ -153,7 +153,7 @@ class Queue(Undoable):
     def _await_item(
         self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
     ) -> WaitSteps[Item]:
-        """Take an item. With `block`, wait until there is one.
+        """Take an item. With `block`, wait until there is a free item.
 
         The claim of the item is put into `got` before the claim is written. If these steps raise an error, the caller
         must pass `got` to `Items.put_back`, which releases the item.
@@ -192,7 +192,7 @@ class Queue(Undoable):
             self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Contender]:
-        """Return the consumers of taken items, without those that are known dead, in the order of the items.
+        """Return the consumers of taken items that are not known dead, in the order of the items.
 
         `Contender.token` is the item's number of deliveries, which rises with each consumer of the item.
         """
@@ -213,7 +213,7 @@ class Queue(Undoable):
         return self._items.claims(self._items.order_keys()[1])
 
     def _living(self, claims: dict[bytes, Claim]) -> dict[bytes, Claim]:
-        """Return the `claims` that are still valid: not released, and of a consumer that is not known dead."""
+        """Return the valid `claims`. A claim is valid until its item is released or its consumer is known dead."""
         dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
         return {order_key: claim for order_key, claim in claims.items() if claim.owner and claim.session not in dead}
 
@@ -228,7 +228,7 @@ class Queue(Undoable):
                 tracing.end(span, "done", "item", key_text(_order_key(priority, first)))
 
     def _take_now(self, got: list[Taken], end: float) -> Item | None:
-        """Take an item without waiting, or return None if there is none.
+        """Take an item without waiting, or return None if there is no free item.
 
         Raises:
             StoreTimeoutError: other consumers took every listed item first, until the time `end` or the store's timeout
@@ -255,7 +255,7 @@ class Queue(Undoable):
     def _try(self, candidate: _Takeable, got: list[Taken]) -> Item | None:
         """Claim the item `candidate` and return it, or return None if another consumer was first.
 
-        The claim is put into `got` before it is written, because an interrupted write may still take effect.
+        The claim is put into `got` before the claim is written, because an interrupted write may still take effect.
         """
         claim = new_claim(self._store.register(), candidate.claim.deliveries + 1)
         key = self._items.claim_key(candidate.order_key)
@@ -288,8 +288,8 @@ class Queue(Undoable):
     def _look(self) -> bool:
         """List the items that may be taken, unless the last list is valid. Return whether a new list was made.
 
-        A list is valid for `LOOK_S` seconds. It becomes invalid when an item is released, because this item may precede
-        the listed items. In a priority queue, the list also becomes invalid when an item is put.
+        A list is valid for `LOOK_S` seconds. The list becomes invalid when an item is released, because this item may
+        precede the listed items. In a priority queue, the list also becomes invalid when an item is put.
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)
@@ -313,7 +313,7 @@ class Queue(Undoable):
 class PriorityQueue(Queue):
     """A `Queue` that hands out the item with the lowest `priority` first. Items of equal priority are FIFO.
 
-    `take` lists all items if an item was put since the last `take`, so it is slower than in a `Queue`.
+    `take` lists all items if an item was put since the last `take`, so `take` is slower than in a `Queue`.
     """
 
     _is_sorted_by_time = False

@@ -1,6 +1,6 @@
 """Rendezvous: nodes find each other through a store, and agree which nodes take part in each round of a job.
 
-If the ranks are known in advance, they find the address of rank 0 by `static_rendezvous`.
+If the ranks are known in advance, each process finds the address of rank 0 by `static_rendezvous`.
 
 The names and their meaning follow ``torch.distributed.elastic.rendezvous``.
 """

@@ -32,7 +32,7 @@ from fscoord.rendezvous.state import State
 from fscoord.store import Store, needed_store, wait_on
 
 Token = Any
-"""Identifies one write of the state. Only the backend that returned the token can interpret it."""
+"""A token identifies one write of the state. Only the backend that returned the token can interpret it."""
 
 _NONCE_SIGNS = b"!#$%&*.,:;?@^_|~"
 _NONCE_SIZE = 12

@@ -25,7 +25,7 @@ class RendezvousHandler(ABC):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether an agent hosts a TCP store at the address that rank 0 published. If so, the workers connect to it."""
+        """Whether the workers connect to a TCP store that an agent hosts, at the address that rank 0 published."""
         return False
 
     @abstractmethod
@@ -37,7 +37,8 @@ class RendezvousHandler(ABC):
             RendezvousTimeoutError: too few nodes joined within the join timeout.
             RendezvousConnectionError: the store failed.
             RendezvousStateError: the state of the rendezvous is damaged.
-            RendezvousGracefulExit: this node was a spare, and the rendezvous has been closed.
+            RendezvousGracefulExit: this node was a spare (a waiting node in excess of ``max_nodes``), and the
+                rendezvous has been closed.
         """
 
     @abstractmethod

@@ -77,7 +77,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """Open the store that `params` describe, and return a handler that uses it. Its `shutdown` closes the store.
+    """Open the store that `params` describe, and return a handler. `shutdown` of the handler closes the store.
 
     `get_rendezvous_handler` calls this function for the backend ``c10d``. The options are those of `create_backend` and
     of `RendezvousSettings.from_parameters`. Other options have no effect; `check_options` refuses them.
@@ -121,8 +121,9 @@ def _address(params: RendezvousParameters) -> str:
 def is_file_name(endpoint: str) -> bool:
     """Return whether `endpoint` looks like the name of a file in the working directory, such as ``job``.
 
-    `create_backend` takes such an endpoint for the name of a host, unless the option ``store_type`` is ``file``. The
-    command ``fscoord run`` sets this option for such an endpoint.
+    A text without a slash and a colon may be the name of a file or of a host. `create_backend` interprets the text as
+    the name of a host, unless the option ``store_type`` is ``file``. ``fscoord run`` sets this option if the result of
+    this function is true.
     """
     is_name = re.fullmatch("[^/:]+", endpoint) is not None
     return is_name and endpoint != "localhost" and not network.is_ip_address(endpoint)
@@ -239,7 +240,10 @@ class RendezvousHandlerRegistry:
         return handler
 
     def load_entry_points(self) -> None:
-        """Register the entry points of the group ``fscoord.rendezvous``. Log a warning for each that fails to load."""
+        """Register the entry points of the group ``fscoord.rendezvous``.
+
+        Log a warning for each entry point that can't be loaded.
+        """
         from importlib.metadata import entry_points
 
         for entry in entry_points(group=ENTRY_POINTS):

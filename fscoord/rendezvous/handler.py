@@ -51,7 +51,7 @@ SETTLED_POLL_S = 5.0
 """The longest time, in seconds, between two polls of a participant that is not the first."""
 
 SLOW_WRITE_S = 0.002
-"""If a failed compare-and-set took at least this long, in seconds, a random pause precedes the next one."""
+"""If a failed compare-and-set took at least this long, in seconds, a random pause precedes the next compare-and-set."""
 
 SPREAD = 2.0
 """The longest random pause after a failed compare-and-set, as a multiple of the duration of the compare-and-set."""
@@ -204,7 +204,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             RendezvousTimeoutError: too few nodes joined within the join timeout.
             RendezvousConnectionError: the store failed.
             RendezvousStateError: the state of the rendezvous is damaged.
-            RendezvousGracefulExit: this node was a spare, and the rendezvous has been closed.
+            RendezvousGracefulExit: this node was a spare (a waiting node in excess of ``max_nodes``), and the
+                rendezvous has been closed.
             RendezvousError: another job uses the rendezvous and has no place for this node; see `late_nodes`.
         """
         self._record("comes to the rendezvous", NodeState.INIT)
@@ -393,9 +394,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
     ) -> tuple[State, Token | None]:
         """Pause for a random time after a failed compare-and-set, then read and return the state and its token.
 
-        The compare-and-set took `took` seconds. After a short one, return `state` and `token` without a pause. A long
-        one shows that many nodes wait for the store's lock. If all these nodes repeated their writes at once, only one
-        write would succeed.
+        The compare-and-set took `took` seconds. If `took` is short, return `state` and `token` without a pause. A long
+        compare-and-set shows that many nodes wait for the store's lock. If all these nodes repeated their writes at
+        once, only one write would succeed.
         """
         if took < SLOW_WRITE_S:
             return state, token
@@ -420,7 +421,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return whether this node must probe all other nodes, because the result may change its `decision`.
 
         Usually the first participant completes the round. Any other node probes only if the state did not change during
-        a wait. Otherwise all nodes would probe all other nodes.
+        a wait. If every node probed, the number of probes would grow with the square of the number of nodes.
         """
         is_first = state.participants[:1] == (self._node,)
         return (is_first or state == waited_for) and decision != decide(
@@ -506,8 +507,9 @@ class RoundDeadlines:
     def observe(self, state: State) -> tuple[bool, bool]:
         """Return `Observed.is_last_call_over` and `Observed.is_reserve_over` for `state`.
 
-        The last call and the reserve each last `RendezvousTimeout.last_call`. The last call begins when the round has
-        ``min_nodes`` nodes. The reserve begins with the round.
+        The last call is a time in which more nodes may join a round that has enough nodes. The last call begins when
+        the round has ``min_nodes`` nodes. The reserve is a time in which places are kept for nodes of the previous
+        round and for waiting nodes. The reserve begins with the round. Both times last `RendezvousTimeout.last_call`.
         """
         now = system.time.monotonic()
         has_enough = len(state.participants) >= self._limits.min_nodes

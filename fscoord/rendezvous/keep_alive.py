@@ -28,11 +28,11 @@ from fscoord.rendezvous.state import State, evict
 from fscoord.store import Store
 
 NEIGHBOURS = 3
-"""How many living successors in the ring a node watches."""
+"""How many living successors a node watches, in the ring of the sorted names of the nodes."""
 
 TICKS_PER_READ = 6
-"""The state is read at least once in this many ticks, because a node that changed the state may have died before it set
-the ``changed`` key."""
+"""The state is read at least once in this many ticks (keep-alive intervals), because a node that changed the state may
+have died before it set the ``changed`` key."""
 
 _SESSION = re.compile(r"_s([0-9]{1,19})$")
 
@@ -82,14 +82,14 @@ class KeepAliveThread:
         self._is_inherited = True
 
     def start(self) -> None:
-        """Send the first keep-alive, and start the thread that sends further ones. A second call does nothing."""
+        """Send the first keep-alive, and start the thread that sends later keep-alives. A second call does nothing."""
         if self._thread is None and not self._over.is_set():
             self._beat()
             with store_errors_as_rendezvous():
                 self._thread = system.start_thread("fscoord-keep-alive", self._run)
 
     def stop_soon(self) -> None:
-        """Tell the thread to end, and do not wait for it."""
+        """Tell the thread to end, and do not wait for its end."""
         system.process_epoch()  # after a fork in C, this call runs `after_fork` in the child
         self._over.set()
 
@@ -106,10 +106,10 @@ class KeepAliveThread:
             self._store.close()
 
     def check(self, state: State, *, everyone: bool = False) -> tuple[frozenset[str], frozenset[str]]:
-        """Record the nodes in `state`, and probe some of them. Return the nodes known alive and the nodes known dead.
+        """Record the nodes in `state`, and probe some nodes. Return the nodes known alive and the nodes known dead.
 
         A node that is known alive is not probed. Without `everyone`, the probes end when the next `NEIGHBOURS` living
-        successors in the ring are known. Each node is probed at most once in `POLL_INTERVAL_S`.
+        successors in the ring of sorted names are known. Each node is probed at most once in `POLL_INTERVAL_S`.
         """
         system.process_epoch()
         with self._mutex:
@@ -178,7 +178,7 @@ class KeepAliveThread:
                     logger(__name__).warning("a keep-alive of %s failed: %s", self.node, error)
 
     def _successors(self, present: frozenset[str]) -> list[str]:
-        """Return the other nodes in the order of the ring, beginning with the successor of this node."""
+        """Return the other nodes, sorted by name in a ring that begins after this node."""
         ring = sorted(present | {self.node})
         place = ring.index(self.node)
         return ring[place + 1 :] + ring[:place]
@@ -221,7 +221,7 @@ _all = system.reset_in_child("keepers", KeepAliveThread.after_fork)
 
 
 def _session(node: str) -> int:
-    """Return the session number at the end of the name `node`; 0, which is not a session, if there is none."""
+    """Return the session number at the end of the name `node`; 0 if the name has none. No session has the number 0."""
     match = _SESSION.search(node)
     return int(match[1]) if match else 0
 
@@ -238,7 +238,7 @@ class FailureDetector:
 
     Clocks of other hosts are not used. A node is alive if its counter was seen to change. A node is dead if `attempts`
     checks, at least `interval` seconds apart, found its counter unchanged. A long time without checks does not make a
-    node dead. Otherwise a process that was stopped for long would take every other node for dead when it continues.
+    node dead. Otherwise a process that continues after a long stop would take every other node for dead.
 
     Args:
         interval: the least time between two checks that count, in seconds.
@@ -254,7 +254,7 @@ class FailureDetector:
 
     @property
     def alive(self) -> frozenset[str]:
-        """The nodes that were seen to join or to change their counter, except nodes that died later."""
+        """The nodes that were seen to join, or whose counter was seen to change, except nodes that died later."""
         return frozenset(self._alive)
 
     def observe_members(self, present: frozenset[str]) -> None:

@@ -22,7 +22,7 @@ class RendezvousParameters:
     Args:
         backend: the name of the backend, such as ``c10d``.
         endpoint: the address of the store: a path, a URL, or ``host[:port]``.
-        run_id: the name of the rendezvous, which distinguishes it from others in the same store.
+        run_id: the name of the rendezvous. It distinguishes the rendezvous from other rendezvous in the same store.
         min_nodes: the minimal number of nodes in a round, at least 1.
         max_nodes: the maximal number of nodes in a round.
         local_addr: the address by which other nodes reach this node; its host name by default.
@@ -57,11 +57,11 @@ class RendezvousParameters:
         self.config = config
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the option `key`, or `default` if it was not given."""
+        """Return the option `key`, or `default` if the option was not given."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return the option `key` as a bool, or `default` if it was not given.
+        """Return the option `key` as a bool, or `default` if the option was not given.
 
         ``1 true t yes y on`` mean True, and ``0 false f no n off`` mean False, in upper or lower case.
 
@@ -79,7 +79,7 @@ class RendezvousParameters:
         raise ValueError(f"the rendezvous option {key}={value!r} is neither yes nor no; write 1 or 0")
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return the option `key` as an integer, or `default` if it was not given.
+        """Return the option `key` as an integer, or `default` if the option was not given.
 
         Unlike in torch, a float with a fraction is an error.
 
@@ -152,7 +152,7 @@ class RendezvousTimeout:
 
 @dataclass(frozen=True)
 class RendezvousSettings:
-    """The settings of a rendezvous. They must be the same on all its nodes.
+    """The settings of a rendezvous. All nodes of the rendezvous must have the same settings.
 
     Attributes:
         run_id: the name of the rendezvous.

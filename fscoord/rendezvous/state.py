@@ -9,9 +9,9 @@ A round is first *forming*, then *complete*. When one of its participants dies, 
 - A round is complete when it has `Limits.max_nodes` participants. If it has at least `Limits.min_nodes`, it is complete
   at the end of the *last call*, a time in which more nodes may join. Only a node that knows that all participants are
   alive completes the round. So no round is completed with the dead participants that an earlier job has left in the
-  state. The first participant has seen the others join, so it knows at once that they are alive.
+  state. The first participant has seen the other participants join, so it knows at once that they are alive.
 - A node that comes to a complete round waits. A waiting node beyond `Limits.max_nodes` is a *spare*.
-- No node joins a closed rendezvous. When all its nodes are dead, the next node begins another life.
+- No node joins a closed rendezvous. When all nodes of a closed rendezvous are dead, the next node begins another life.
 - With `Limits.late_nodes` there are no spare nodes: a new node that finds no place is *refused*, because it may belong
   to another job with the same run id. When all nodes of a job are dead, the next node begins another life.
 
@@ -46,7 +46,7 @@ class State:
         round: the number of the round, counted from 0 over all lives.
         complete: whether `participants` are final.
         closed: whether no node may join any more.
-        participants: the nodes of the round. When the round is complete, they are in the order of their ranks.
+        participants: the nodes of the round. In a complete round, the nodes are in the order of their ranks.
         former: participants of the previous, broken round that have not joined again.
         waiting: nodes that wait for a place, in the order in which they came.
         left: participants of a complete round that left after the rendezvous was closed.
@@ -99,7 +99,7 @@ class State:
 
 
 def _checked(value: object, example: object) -> object:
-    """Return `value`, which was read from JSON. Raise an error unless it has the type of `example`."""
+    """Return `value`, which was read from JSON. Raise an error unless `value` has the type of `example`."""
     if isinstance(example, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise TypeError(f"a field has the value {value!r}, which is not a list of nodes")
@@ -136,7 +136,8 @@ class Observed:
         alive: nodes that are known alive, for example because this node has seen them join.
         life: the number of the job (`State.life`) that this node has joined; None if it has joined no job.
         returned: the number of the last round that `next_rendezvous` returned on this node; None before the first.
-        is_last_call_over: whether the last call is over. It begins when the round has `Limits.min_nodes` nodes.
+        is_last_call_over: whether the last call is over: the time in which more nodes may join a round that has
+            `Limits.min_nodes` nodes.
         is_reserve_over: whether the places are no longer reserved for former and waiting nodes.
         now: the time, in seconds since the epoch.
     """

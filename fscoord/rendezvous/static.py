@@ -211,7 +211,10 @@ class _Call:
     def _wait(
         self, store: Store, key: str, timeout: float, ranks: list[int] | None = None, sessions: list[int] | None = None
     ) -> list[int]:
-        """Wait until `key` of `store` is set, or one of `ranks` or `sessions` is dead. Return the dead ones."""
+        """Wait until `key` of `store` is set, or one of `ranks` or `sessions` is dead.
+
+        Return the dead ranks or sessions.
+        """
         awaited = Awaited(RENDEZVOUS, key_text(self._attempt.prefix), self._attempt.world_size)
         slow_logger = SlowWaitLogger(__name__, lambda: f"{awaited} on rank {self._attempt.rank}", awaited=awaited)
         try:

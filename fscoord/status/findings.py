@@ -1,4 +1,4 @@
-"""`find_all` finds likely faults in a `Picture`, the most urgent first. It does no I/O and reads no clock."""
+"""`find_all` finds likely faults in a `Picture`, the most urgent first. The module does no I/O and reads no clock."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class _View:
     def of_rank(self, rank: int) -> SessionStatus | None:
         """Return the participant with `rank`, or None.
 
-        Several participants may have the rank. First choose the newest one that may be alive, or else the newest one.
-        If the process of this participant has several handles with the rank, such as clones, prefer a handle that
-        waits.
+        Several participants may have the rank. First choose the newest participant that may be alive, or else the
+        newest participant. If the process of this participant has several handles with the rank, such as clones, prefer
+        a handle that waits.
         """
         named = [self.by_number[number] for number in self.picture.ranks.get(rank, ()) if number in self.by_number]
         newest = max(named, key=lambda each: (each.alive != "no", each.number), default=None)
@@ -92,7 +92,7 @@ class _View:
         return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
 
     def order(self, number: int) -> tuple[bool, int, int]:
-        """Return a sort key for session `number`. It sorts sessions by rank, and sessions without a rank at the end."""
+        """Return a sort key for session `number`: first the sessions with a rank, by rank, then the other sessions."""
         rank = self.by_number[number].rank if number in self.by_number else None
         return rank is None, rank or 0, number
 
@@ -198,7 +198,10 @@ def _deadlocks(view: _View) -> Iterator[StatusFinding]:
 
 
 def _rings(edges: Mapping[int, Sequence[_Edge]]) -> list[tuple[int, ...]]:
-    """Return cycles in the wait-for graph that have no session in common. Each is the shortest through one session."""
+    """Return cycles in the wait-for graph that have no session in common.
+
+    Each cycle is the shortest cycle through one of its sessions.
+    """
     found: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for start in sorted(edges):
@@ -262,7 +265,7 @@ def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow:
 
 
 def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[StatusFinding]:
-    """Yield a finding about the missing `ranks`, if there is a reason for one.
+    """Yield a finding about the missing `ranks`, if there is a reason for a finding.
 
     The reason is that one of the ranks has ended or is stopped, or that the wait has lasted `slow` seconds. `head` is
     the beginning of the message, and `seconds` is how long the wait has lasted.
@@ -345,7 +348,7 @@ def _does_nothing(view: _View, each: SessionStatus, slow: float) -> bool:
 
 
 def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
-    """Return the position of a waiter in the line of a lock, such as ``, 2nd in line``; ``""`` if it is in no line.
+    """Return the position of a waiter in the line of a lock, such as ``, 2nd in line``; ``""`` if no line has it.
 
     The holders are at the head of the line, so the first waiter of a lock is 2nd in line.
     """
@@ -402,7 +405,7 @@ def _fate(each: SessionStatus) -> str:
 
 
 def _remedy(each: SessionStatus) -> str:
-    """Return ``. `` and a sentence that says how to replace or continue a participant; ``""`` if it runs."""
+    """Return ``. `` and a sentence that says how to replace or continue `each`; ``""`` if `each` runs."""
     if each.alive == "no":
         return "" if each.rank is None else f". Start rank {each.rank} again, or end the job"
     return f". Continue {each.pid} on {each.host} (kill -CONT {each.pid}) or kill it" if each.is_stopped else ""

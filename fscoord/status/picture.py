@@ -24,7 +24,7 @@ class SessionStatus(NamedTuple):
         found_dead: when the death was recorded, in seconds since the epoch; None if no death was recorded.
         is_stopped: whether the process is stopped, for example by SIGSTOP; False if this host can't tell.
         idle: the seconds since the last write of the session; None if the log no longer has the time of this write.
-        waiting: the wait of the session; None if it does not wait. Of several waits, the one that has lasted longest.
+        waiting: the longest of the present waits of the session; None if the session does not wait.
         holds: what the session holds, as texts such as ``lock 'dataset'``.
     """
 
@@ -69,7 +69,7 @@ class Picture(NamedTuple):
     Attributes:
         place: the address of the store.
         participants: the sessions, in the order of their numbers.
-        ranks: for each rank, the sessions that have announced it, in the order of their numbers.
+        ranks: for each rank, the sessions that have announced the rank, in the order of their numbers.
         lines: the locks, semaphores and elections that have a holder or a waiter.
         rounds: the barriers that have begun and are not complete.
         log_lock: the holder of the log's lock, or None.

@@ -1,4 +1,4 @@
-"""`Rates` computes how fast the participants of a file store write between two pictures. It does no I/O."""
+"""`Rates` computes how fast the participants of a file store write between two pictures. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Rates:
     def add(self, now: float, activity: Activity) -> Speed:
         """Return the rates since the previous call.
 
-        The first call returns rates of 0. So does a call after the observer has read the log again from its beginning.
+        The first call returns rates of 0. A call also returns rates of 0 if the observer has read the log again from
+        its beginning since the previous call.
 
         Args:
             now: the present time, by the monotonic clock.

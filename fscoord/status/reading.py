@@ -1,7 +1,8 @@
 """`Observer` takes pictures of the participants of a store. `status` takes one picture and adds the findings.
 
-An observer never writes. It reads the whole log of a file store. On any other store, an observer calls operations of
-`fscoord.Store`. These operations return fewer facts, so the notes of the picture say which facts are missing.
+An observer never writes. An observer of a file store reads the whole log. On any other store, an observer calls
+operations of `fscoord.Store`. These operations return fewer facts, so the notes of the picture say which facts are
+missing.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Observer(Protocol):
 def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -> Status:
     """Return the participants of `store`, what they hold and wait for, and the findings about them.
 
-    The call writes nothing and waits for no process. It works even while another process holds the log's lock.
+    The call writes nothing and waits for no process. The call works even while another process holds the log's lock.
 
     Args:
         store: the path or the address of a store, or a store.
@@ -85,8 +86,8 @@ def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -
 def observe(store: Store | str | system.os.PathLike[str], timeout: float | None = None) -> Observer:
     """Return an observer of `store`, which is a path, an address, or a store.
 
-    `timeout` is how many seconds an operation waits for the server of the store; None means the store's default. It has
-    no effect on a file store.
+    `timeout` is how many seconds an operation waits for the server of the store; None means the store's default. This
+    timeout has no effect on a file store.
     """
     if isinstance(store, Store):
         while isinstance(store, PrefixStore):

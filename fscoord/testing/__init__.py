@@ -25,7 +25,7 @@ def not_faked() -> list[str]:
     """Return the ``additional_skip_names`` with which pyfakefs leaves stores on the real disk.
 
     The function first imports the modules that a store would import later, because modules that are imported inside the
-    patcher get the fakes. It does not work for a store with ``lock="soft"``, whose lock would be a fake link.
+    patcher get the fakes. The result does not work for a store with ``lock="soft"``, whose lock would be a fake link.
     """
     import sys
     from importlib import import_module

@@ -19,7 +19,7 @@ class Fault(NamedTuple):
     """One fault.
 
     Attributes:
-        kind: its kind, such as ``"delay"``.
+        kind: the kind of the fault, such as ``"delay"``.
         detail: the argument of the kind, such as an error number or a number of seconds.
     """
 
@@ -37,7 +37,7 @@ Hits = AbstractContextManager[list[str]]
 def counted(given: Collection[str], known: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
     """Return a rule for the calls named in `given`, or for those in `known` if `given` is empty.
 
-    The first `after` of these calls get no fault. The next `times` of them get `fault`; None means all further calls.
+    The first `after` of these calls get no fault. The next `times` calls get `fault`; None means all further calls.
 
     Raises:
         ValueError: a call is not known, or a number is negative.
@@ -79,7 +79,7 @@ def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
 
 
 class Plan:
-    """Keeps the active rules. It is thread-safe. With a single thread the faults are the same in every run."""
+    """Keeps the active rules. A plan is thread-safe. With a single thread the faults are the same in every run."""
 
     def __init__(self) -> None:
         self._rules: list[tuple[Rule, list[str]]] = []
@@ -87,7 +87,10 @@ class Plan:
         _all.add(self)
 
     def renew(self) -> None:
-        """Create the mutex. A forked child needs a new one, because another thread may have held the old one."""
+        """Create the mutex.
+
+        A forked child needs a new mutex, because a thread of the parent may have held the old mutex.
+        """
         self._mutex = system.threading.Lock()
 
     @contextmanager
@@ -128,7 +131,7 @@ LOCK: Final = "lock"
 
 
 class FaultyFiles:
-    """A context manager in which the files of stores fail on demand. Files that the program opens itself do not.
+    """A context manager in which the files of stores fail on demand. Files that the program opens itself do not fail.
 
     Each of `fails`, `delays` and `tears_writes` returns a context manager, which yields the list of the calls that the
     fault has hit so far. The arguments are names of system calls, such as ``"write"`` or ``"fstat"``, and ``"lock"``

@@ -17,7 +17,8 @@ from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
 LANES: Final = 1000
-"""More lanes than any process has. The number of a row is `LANES` times the number of the process, plus the lane."""
+"""Each process has fewer lanes than this. The number of a row is `LANES` times the number of the process, plus the
+lane."""
 
 MARK_NS: Final = 1000
 
@@ -66,7 +67,7 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
 def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]:
     """Return the spans and the arrows. A short span is added for each release that ended a wait.
 
-    An arrow is its first span, its time in ns, and the span of the wait.
+    An arrow is a tuple: the span at its start, its time in ns, and the span of the wait.
     """
     holds = Holds(trace)
     spans = list(trace.spans)
@@ -94,7 +95,7 @@ def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]
 
 
 def _names(trace: Trace, hosts: dict[tuple[int, str], int], lanes: dict[int, int]) -> list[Event]:
-    """Return the events that name the rows and sort them."""
+    """Return the events that name and sort the rows."""
     events: list[Event] = []
     for (group, host), number in hosts.items():
         apart = f" (clock {group + 1}, not comparable)" if len(trace.alignment.groups) > 1 else ""

@@ -38,8 +38,8 @@ WINDOW_NS: Final = 60_000_000_000
 
 SHORT_WINDOW_NS: Final = 1_000_000_000
 ENOUGH: Final = 32
-"""A window longer than `SHORT_WINDOW_NS` ends when it has this many barriers. A longer window would lose more precision
-by the drift of the clocks than it would gain by more barriers."""
+"""A window longer than `SHORT_WINDOW_NS` ends when the window has this many barriers. A longer window would lose more
+precision by the drift of the clocks than it would gain by more barriers."""
 
 
 class Passage(NamedTuple):
@@ -104,7 +104,7 @@ class Alignment:
 
     Attributes:
         groups: the clocks of each group, the reference first. Clocks of different groups are not comparable.
-        discarded: the number of barriers that were not used, because the times of each are contradictory.
+        discarded: the number of barriers that were not used, because their times are contradictory.
     """
 
     def __init__(self, groups: list[list[Clock]], fixes: dict[Clock, list[Fix]], discarded: int, drift: float) -> None:
@@ -261,9 +261,9 @@ class _Group:
     def _bounds(self, window: list[tuple[int, Meeting]]) -> dict[Clock, tuple[int, int]] | None:
         """Return the offset of each clock at the middle of `window`, and its bound; None if the constraints conflict.
 
-        The largest drift up to the middle depends on the offset of the clock, which is the unknown. So the method
-        solves the constraints twice. The first solution uses rough offsets for the drift. The second solution uses the
-        offsets of the first, which are more precise.
+        The largest drift up to the middle depends on the offset of the clock, and the offset is the unknown. So the
+        method solves the constraints twice. The first solution uses rough offsets for the drift. The second solution
+        uses the offsets of the first, which are more precise.
         """
         middle = window[len(window) // 2][0]
         known: dict[Clock, tuple[int, int]] = {}
@@ -330,7 +330,7 @@ def _windows(timed: list[tuple[int, Meeting]]) -> list[list[tuple[int, Meeting]]
 def _shortest(edges: dict[Clock, dict[Clock, int]], source: Clock) -> dict[Clock, int] | None:
     """Return the length of the shortest path from `source` to each reachable node; None if there is a negative cycle.
 
-    This is the algorithm of Bellman and Ford with a queue.
+    The function uses the algorithm of Bellman and Ford with a queue.
     """
     found = {source: 0}
     steps = {source: 0}

@@ -1,7 +1,7 @@
 """`make_page` makes one HTML page of a trace: a time line that can be zoomed, and the tables of the report.
 
-The page needs no network. It is the template ``page.html`` of this package with the data of `page_data`, from which a
-script in the page draws the time line.
+The page needs no network. The page is the template ``page.html`` of this package with the data of `page_data`. A script
+in the page draws the time line from this data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from fscoord.trace.report import (
 )
 
 SPANS_MAX: Final = 40_000
-"""The most spans in a page. If a trace has more, the page has the longest spans. So a page is smaller than 5 MB."""
+"""The most spans in a page. If a trace has more spans, the page has only the longest spans. So a page is smaller than 5
+MB."""
 
 ROWS_MAX: Final = 200
 """The most rows of a table in a page."""
@@ -118,7 +119,7 @@ def page_data(trace: Trace) -> Document:
 
 
 def _crossing(trace: Trace, crossing: Any, begins: list[int], texts: _Texts) -> list[Any]:
-    """Return the crossing as an array: name, row of the last process, its arrival, and whether it surely was last."""
+    """Return the crossing as an array: name, row of the last process, its arrival, and whether the order is certain."""
     last = crossing.spans[-1]
     found = arrivals_of(trace, crossing)
     begin = begins[trace.processes[last.process].group]
@@ -147,7 +148,7 @@ def make_page(trace: Trace) -> str:
 
 
 def _headline(report: Document) -> str:
-    """Return a sentence about the process for which the others waited longest in barriers."""
+    """Return a sentence about the process for which the other processes waited longest in barriers."""
     rows = report["last_to_come"]
     if not rows:
         return "No barrier of two ranks or more was passed."

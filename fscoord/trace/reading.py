@@ -306,7 +306,7 @@ def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Proces
 
 
 def _segment(path: str) -> tuple[int, Process] | None:
-    """Return the number and the contents of the segment in the file `path`; None if it has no header of a trace.
+    """Return the number and the contents of the segment in the file `path`; None if the file has no header of a trace.
 
     Raises:
         OSError: the file can't be read, is a symbolic link, or is not a regular file.
@@ -351,7 +351,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _limited(value: Any) -> int:
-    """Return `value` as an integer. Raise `ValueError` if it is out of the range of a clock."""
+    """Return `value` as an integer. Raise `ValueError` if `value` is out of the range of a clock."""
     number = int(value)
     if abs(number) >= _NUMBER_MAX:
         raise ValueError(value)

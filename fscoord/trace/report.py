@@ -170,7 +170,7 @@ def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
 def _last_to_come(trace: Trace) -> list[Document]:
     """Return a row for each process that arrived last at a crossing.
 
-    The row says how often the process was last, and how long the other processes waited for it.
+    The row says how often the process was last, and how long the other processes waited for this process.
     """
     came: dict[int, int] = defaultdict(int)
     rows: dict[int, Document] = {}
@@ -213,7 +213,7 @@ def _who(process: Process) -> Document:
 
 
 def _waiting(trace: Trace, waits: Sequence[Span]) -> list[Document]:
-    """Return a row of waiting times for each name. Names that differ only in numbers count as one."""
+    """Return a row of waiting times for each name. Names that differ only in numbers share a row."""
     groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in waits:
         groups[span.kind, pattern_of(span.name)].append(span)
@@ -321,7 +321,7 @@ class Holds:
         return self._trace.processes[span.process].title
 
     def _blockers(self, waiter: Span, holds: list[Span], ends: list[int]) -> list[tuple[Span, int]]:
-        """Return each hold of another process during the wait of `waiter`, and for how many ns the two overlap."""
+        """Return each hold of another process during the wait of `waiter`, and how many ns of the wait it covers."""
         found = []
         until, apart = waiter.begin + waited(waiter), 0
         for place in range(bisect_right(ends, waiter.begin), len(holds)):

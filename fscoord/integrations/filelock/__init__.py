@@ -7,12 +7,12 @@ An acquisition takes two locks, one after the other:
 
 - The *first lock* is a lock of `fscoord.recipes` in a store. The path of the store is the path of the lock file with
   ``.fscoord`` at its end. The store can't be in the lock file itself, because filelock empties that file. The first
-  lock is granted in the order of the requests. It is free as soon as its holder is proved dead, and it has a fencing
-  token.
-- The *second lock* is filelock's own lock on the lock file. It also excludes programs that use filelock alone, if that
-  lock works on the mount.
+  lock is granted in the order of the requests. The first lock is free as soon as its holder is proved dead, and has a
+  fencing token.
+- The *second lock* is filelock's own lock on the lock file. The second lock also excludes programs that use filelock
+  alone, if filelock's lock works on the mount.
 
-It needs the extra ``fscoord[filelock]``.
+This module needs the extra ``fscoord[filelock]``.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from fscoord.store import Store, needed_store
 class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
     """A `filelock.AsyncFileLock` with the additions of `FsFileLock`. `FsFileLock` describes the arguments and errors.
 
-    A waiting task has a place in the line of all contenders, and uses no thread. A task that is cancelled leaves the
-    line.
+    Tasks, threads and processes acquire the lock in the order of their requests. A waiting task uses no thread. A
+    cancelled task withdraws its request.
     """
 
     def __init__(

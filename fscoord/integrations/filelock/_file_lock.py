@@ -19,10 +19,13 @@ EXIT_PAUSES_S: Final = (0.001, 0.004, 0.016, 0.064)
 
 
 class TurnHolder(filelock.UnixFileLock):
-    """The common part of `FsFileLock` and `AsyncFsFileLock`: keeps the `Turn` of the first lock for each hold.
+    """The common part of `FsFileLock` and `AsyncFsFileLock`.
 
-    filelock calls `_acquire` again and again until the second lock is acquired. It calls `_release` to release the
-    second lock. Both calls may come from any thread.
+    For each hold, the object keeps a `Turn`: an acquisition of the lock in the store.
+
+    The lock in the store is the first lock. filelock's own lock on the lock file is the second lock. filelock calls
+    `_acquire` again and again until the second lock is acquired, and calls `_release` to release the second lock. Both
+    calls may come from any thread.
     """
 
     _store: Store | None
@@ -32,7 +35,7 @@ class TurnHolder(filelock.UnixFileLock):
     _turns: dict[int, Turn]  # by the descriptor of filelock's lock
 
     def _turn(self, timeout: float | None, blocking: bool | None) -> tuple[Turn, float]:
-        """Return a new turn, and how long to wait for it, in seconds."""
+        """Return a new `Turn` (an acquisition of the store's lock), and how many seconds to wait for it."""
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
         limit = 0.0 if not blocking else math.inf if timeout < 0 else timeout
@@ -70,7 +73,7 @@ class TurnHolder(filelock.UnixFileLock):
                     turn.release()
 
     def _withdraw(self, turn: Turn) -> None:
-        """Release `turn`, which may be granted or still waiting. Do nothing if the acquisition has succeeded."""
+        """Release or cancel `turn`. Do nothing if this object has also acquired the second lock under `turn`."""
         if self._granted is turn:
             self._granted = None
         if turn not in self._turns.values() and turn._current() is not None:
@@ -103,7 +106,7 @@ class FsFileLock(TurnHolder):
     Args:
         lock_file: the path of the lock file. The store is beside it, with ``.fscoord`` at the end of its name.
         timeout: how long to wait by default, in seconds; below zero: without limit.
-        store: the store to use in place of the one beside the lock file, for example one that was opened with
+        store: a store to use instead of the store beside the lock file, for example a store that was opened with
             ``lock="soft"``. All processes must then give the lock file the same absolute path.
         options: the further arguments of `filelock.FileLock`. ``poll_interval`` matters only while a program that uses
             filelock alone holds the lock, and with ``cancel_check``.

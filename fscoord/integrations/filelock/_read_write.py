@@ -21,7 +21,7 @@ if _Base is None:
 
 
 class FsReadWriteLock(_Base):
-    """A `filelock.ReadWriteLock` in which no side starves, and which is free at once after its holder's death.
+    """A `filelock.ReadWriteLock` in which no side starves, and that is free at once after the death of its holder.
 
     The arguments, methods and errors are those of `filelock.ReadWriteLock`: an acquisition of the same side by the same
     thread is nested, and a thread that holds one side can't acquire the other. An acquisition also raises the errors of

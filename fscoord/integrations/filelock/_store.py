@@ -22,11 +22,11 @@ SUFFIX: Final = ".fscoord"
 """The path of a store is the path of the lock file with this text at its end."""
 
 _stores: weakref.WeakValueDictionary[str, FileStore] = weakref.WeakValueDictionary()
-"""The open stores of this process, by their paths. The locks that use a store keep it open."""
+"""The open stores of this process, by their paths. The locks that use a store keep the store open."""
 
 
 class Turn(Lock):
-    """One acquisition of the first lock.
+    """One acquisition of the first lock, the lock in the store.
 
     Args:
         store: the store.
@@ -51,7 +51,7 @@ class Turn(Lock):
             )
 
     def timeout_error(self, lock_file: str) -> filelock.Timeout:
-        """Return filelock's error for a wait that was not granted. Its cause names the holders."""
+        """Return filelock's error for a wait that was not granted. The cause of the error names the holders."""
         error = filelock.Timeout(lock_file)
         error.__cause__ = self._line.timed_out(self._what, self.limit)
         return error

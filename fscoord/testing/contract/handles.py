@@ -1,4 +1,4 @@
-"""Tests of several handles on one store. They share the data, but each has its own timeout, session and `close`."""
+"""Tests of several handles on one store. The handles share the data. Each has its own timeout, session and `close`."""
 
 from __future__ import annotations
 

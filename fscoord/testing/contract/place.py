@@ -35,7 +35,10 @@ class Place:
         self._opened = [first]
 
     def open(self, timeout: float = HANG_S, how: str = "path") -> Store:
-        """Open another handle with a timeout in seconds. If `how` is ``"clone"``, it is a clone of the first handle."""
+        """Open another handle with a timeout in seconds.
+
+        If `how` is ``"clone"``, the new handle is a clone of the first handle.
+        """
         store = self.first.clone() if how == "clone" else self._another(self.first)
         self._opened.append(store)
         store.set_timeout(timeout)

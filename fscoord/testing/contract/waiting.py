@@ -19,7 +19,7 @@ from fscoord.store import Store
 from fscoord.testing.contract.place import HANG_S, ContractTests, Place, Thread, start_thread, until
 
 LOST_S = HANG_S / 3
-"""How many seconds after a Ctrl-C it is sent again, if the call has not ended."""
+"""If the call has not ended this many seconds after a Ctrl-C, the Ctrl-C is sent again."""
 
 LATE_S = HANG_S
 """How many seconds a wait may last before it counts as hung. A wait that ignores the test's timeout lasts longer."""
@@ -293,7 +293,7 @@ class CtrlC:
 
 
 def popped(popper: Thread, store: Store, key: str) -> bytes:
-    """Wait for `popper`, a thread that pops from the queue `key`, and return its value.
+    """Wait for `popper`, a thread that pops from the queue `key`, and return the value that it popped.
 
     An earlier, interrupted pop may take the value instead, and a server may execute that pop at any later moment. So
     this function pushes another value into `store` whenever the queue is empty.
@@ -314,7 +314,7 @@ class Interrupts(ContractTests):
 
     @pytest.fixture
     def ctrl_c(self) -> Iterator[CtrlC]:
-        """Yield a `CtrlC`. It replaces the process's handler for SIGINT during the test."""
+        """Yield a `CtrlC`, which replaces the process's handler for SIGINT during the test."""
         with CtrlC() as ctrl_c:
             yield ctrl_c
 
