@@ -42,9 +42,9 @@ class Root(NamedTuple):
     """Generation 0 of a log.
 
     Attributes:
-        header: its header.
+        header: the header of generation 0.
         start: the position of its first record.
-        identity: its device and inode number.
+        identity: the device and inode number of generation 0.
         inode: the inode number if the file system keeps inode numbers; otherwise 0.
     """
 
@@ -99,7 +99,8 @@ class HandleState:
         final_error: the type and message of the error that every operation raises once `recovery` is `CLOSED`.
         path_checked_at: when the path was last compared with the file (monotonic, in seconds).
         time_left: how many seconds the present operation may take.
-        bell: the number of BELL records that were read; 0 if no process has waited yet.
+        bell: the number of BELL records (announcements of the bell file) that were read; 0 if no process has waited
+            yet.
         is_settled: whether the handle has joined a run of the log. The end of the run ends the handle.
         is_copy: whether the files are a copy of another log's files, and no record was appended to the copy yet (see
             `Provenance`).

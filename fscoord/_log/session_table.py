@@ -13,8 +13,8 @@ from fscoord._log.format.control_records import Failure, Session
 class SessionTable:
     """The sessions of one run of a log, as one handle has read them.
 
-    A *participant* is a session whose handle was opened with ``world_size``. It fails if it leaves by an exception, or
-    dies before it has left.
+    A *participant* is a session whose handle was opened with ``world_size``. A participant fails if it leaves by an
+    exception, or dies before it has left.
 
     Attributes:
         sessions: the sessions, by number.
@@ -30,7 +30,7 @@ class SessionTable:
         keeps_times: whether `times` is kept. The log sets ``keeps_times`` if its writes are combined: then one process
             may append the records of another process.
         times: {session number: time of its latest data record}; 0 if a snapshot says that the session has none. The
-            data records of a snapshot count as written by the session that made it.
+            data records of a snapshot count as written by the session that made the snapshot.
         has_all_times: whether `times` covers all records. False after a snapshot without times.
     """
 

@@ -31,7 +31,8 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
 MOVED: Final[Any] = object()
-"""The result of an attempt at a transaction, if the log continues in another file. Then another attempt follows."""
+"""The result of an attempt at a transaction if the log continues in another file. The transaction is then tried again.
+"""
 
 
 class Compactor:
@@ -181,9 +182,9 @@ class Compactor:
     def _record_deaths(self, session: int) -> None:
         """Probe all sessions, and record the deaths that are found. The snapshot leaves dead sessions out.
 
-        The death records are written to the old generation. A process that has only lost its lock is still alive, and
-        finds the death record of its session there. Only liveness bytes are probed, not processes: a probe of a process
-        opens descriptors, which an interruption would leak.
+        The death records are written to the old generation. A process that has only lost the lock on its liveness byte
+        is still alive. Such a process finds the death record of its session in the old generation. Only liveness bytes
+        are probed, not processes: a probe of a process opens descriptors, which an interruption would leak.
         """
         alive, table = self._liveness.file, self._handle.table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)

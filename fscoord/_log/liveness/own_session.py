@@ -47,7 +47,7 @@ class Liveness:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the log can have a liveness file: open-file-description locks exist, and it has no soft lock."""
+        """Whether the log can have a liveness file: open-file-description locks exist, and the log has no soft lock."""
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
@@ -105,7 +105,7 @@ class Liveness:
         return 0 if alive is None else alive.lock_slot(candidates)
 
     def lose(self) -> None:
-        """Close the liveness file. This unlocks the byte, except in a forked child, whose parent keeps it locked."""
+        """Close the liveness file, and so unlock the byte. (In a forked child, the byte stays locked by the parent.)"""
         self.file = None
         system.close_all(system.os.close, self._fds)
 
@@ -121,7 +121,7 @@ class Liveness:
 
         A lost connection to a server drops locks. If the file is gone, or another handle has locked the byte, the
         handle registers as another session with its next write. On a mount that hosts share, each of the two steps
-        costs a request, so alternate calls make alternate steps.
+        costs a request, so each check makes only one step, in turn.
         """
         alive = self.file
         if alive is None or now - self.checked_at <= CHECK_S:

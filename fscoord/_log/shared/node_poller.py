@@ -230,7 +230,7 @@ class PollerElection:
     poller's lock does not hold `_guard`.
 
     Args:
-        bell: the host's bell. The watcher closes it.
+        bell: the host's bell. The watcher closes the bell.
         recheck: a function that wakes all waiters of this process, so that each calls `try_elect` again.
 
     Attributes:
@@ -360,7 +360,10 @@ class PollerElection:
         return not term & 1 and term != self._refused
 
     def _acquire(self, *, may_queue: bool) -> bool:
-        """Try to take the poller's lock. Return whether that succeeded. If not, queue for it if `may_queue` is true."""
+        """Try to take the poller's lock, and return whether that succeeded.
+
+        If another process has the lock and `may_queue` is true, begin to wait for the lock in a thread.
+        """
         claim = system.threading.Lock()  # the thread that acquires it owns the descriptor
         term = self._byte(TERM_BYTE)
         try:
@@ -397,7 +400,10 @@ class PollerElection:
         return False
 
     def _wait_for_lock(self, fd: int, claim: Any) -> None:
-        """Block for the poller's lock on `fd`. Runs in a thread of its own. Do nothing if `claim` is taken already."""
+        """Block for the poller's lock on `fd`, in a thread of its own.
+
+        The thread first locks `claim`, and so becomes the owner of `fd`. If `claim` is locked already, do nothing.
+        """
         if not claim.acquire(blocking=False) or fd not in self._requested:  # an interruption or a fork has closed it
             return
         try:
@@ -441,7 +447,7 @@ class PollerElection:
         return self._poller is waiter
 
     def notify(self, buckets: Container[int], extent: Extent | None = None) -> bool:
-        """Ring each of `buckets` that is armed. Return whether any of them was armed.
+        """Wake the waiters of the keys in `buckets`. Return whether any of `buckets` had a waiter (was armed).
 
         Args:
             buckets: the buckets.

@@ -201,7 +201,7 @@ class NodeWaiter(Waiter):
         return min(now + pause, deadline)
 
     def _expect_news(self, pause: float) -> None:
-        """Poll quickly for the next `NEWS_POLLS` polls. The first one comes after at most `pause` seconds."""
+        """Poll quickly for the next `NEWS_POLLS` polls. Make the first of these polls after at most `pause` seconds."""
         self._poll_pause = min(self._poll_pause, pause)
         self._quick_polls = NEWS_POLLS
 

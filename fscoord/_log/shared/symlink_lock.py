@@ -1,4 +1,4 @@
-"""`SymlinkLock`: the soft lock of a log, for mounts without locks. It is held while a symbolic link exists.
+"""`SymlinkLock`: the soft lock of a log, for mounts without locks. The lock is held while a symbolic link exists.
 
 The target of the link is not a path: it is a text that names the holder. symlink(2) is atomic, and succeeds for only
 one process. Over NFS, the creation is one request, and the removal is another. No process opens the link.
@@ -90,8 +90,8 @@ def holder(path: str) -> str | None:
 def foreign(path: str) -> str:
     """Return why this process can't find out whether the owner of the link at `path` is alive; "" if it can.
 
-    The owner may have the same host name, but belong to another boot or another container. Then its pid may also be the
-    pid of another process here, so this process can't find out.
+    The owner may have the same host name, but belong to another boot or another container. Then the owner's pid may
+    also be the pid of another process on this host, so the pid proves nothing.
     """
     owner, here = _owner_of(path), ProcessIdentity.find()
     if owner is None or owner.host != here.host or here.shares_processes_with(owner):

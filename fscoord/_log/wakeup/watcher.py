@@ -88,7 +88,10 @@ class Waiter:
         self._pause = 0.0
 
     def arm(self, bucket: int) -> None:
-        """Arm `bucket`. The caller then reads the log. A write to the bucket after this call ends the next sleep."""
+        """Arm the cell of `bucket`: a write to a key of the bucket after this call ends the next sleep.
+
+        The caller reads the log after this call.
+        """
         watcher = self.watcher
         self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
         if bell is not None:

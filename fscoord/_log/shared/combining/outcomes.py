@@ -6,7 +6,7 @@ of all requests whose outcome is open.
 
 If other hosts have compacted the log more than once, the handle reads a snapshot, which has no tokens. The snapshot
 contains the time of the last record of each session (`SessionTable.times`). The times of a session's records rise. So a
-request with a later time was not appended before the snapshot, and a request with exactly this time was.
+request with a later time was not appended before the snapshot, and a request with exactly this time was appended.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Outcomes:
         self._resets = 0
 
     def open(self, token: Token, note: Note, generation: int) -> Watch:
-        """Begin to watch for the record with `token`. Must be called before the request is published."""
+        """Begin to watch for the record with `token`. The caller publishes the request after this call."""
         watch = self._open[token] = Watch(token, note, generation, self._resets)
         return watch
 

@@ -1,7 +1,7 @@
 """`Request` and `Answer`: encode and decode the messages between a follower and its leader. Pure.
 
-Both stay on one host, in a directory that is private to one user, and exist only during one call. The name of the
-directory contains a version (`station.VERSION`). A new version may have another format.
+Requests and answers stay on one host, in a directory that is private to one user, and exist only during one call. The
+name of the directory contains a version (`station.VERSION`). A new version may have another format.
 """
 
 from __future__ import annotations
