@@ -192,7 +192,8 @@ class Log:
 
         Args:
             limit: how long to wait for the log's lock if it is needed, in seconds.
-            answer: a function that is called after the read, before the mutex is released. It makes no system call.
+            answer: a function that is called after the read, before the mutex is released. The function makes no system
+                call.
 
         Returns:
             The result of `answer`; None without `answer`.
@@ -507,7 +508,7 @@ class Log:
     # -- the wait for the lock -------------------------------------------------------------------------------------
 
     def _raise_unless_retried(self, error: OSError, *, maybe_applied: bool) -> None:
-        """Return if the transaction that failed with `error` is to be tried again. Otherwise raise a `StoreError`.
+        """Return if the caller must repeat the transaction that failed with `error`. Otherwise raise a `StoreError`.
 
         `maybe_applied` is true if `error` comes from the unlock, so that the record may have been written.
         """

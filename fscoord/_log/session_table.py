@@ -67,7 +67,7 @@ class SessionTable:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def add(self, number: int, session: Session) -> None:
-        """Apply a session record. A second record of the same session may add a rank to the session."""
+        """Apply a session record. A session that announces a rank later has a second record, which adds the rank."""
         known = self.sessions.get(number)
         if known is not None:
             session = session._replace(since_ns=known.since_ns)

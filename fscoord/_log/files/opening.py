@@ -112,7 +112,8 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
         OSError: a system call failed. The caller converts it.
         InsecurePathError: the file is not a regular file, or users whom ``mode`` does not allow can write it.
         CorruptLogError: the file does not begin with a header.
-        StoreError: the log has another kind of lock than `options`, or is not durable although `options` require that.
+        StoreError: the log has another kind of lock than `options`, or is not durable although `options` require a
+            durable log.
     """
     for _ in range(ATTEMPTS):
         writer = -1 if options.read_only else _open_for_writing(path, options, writing, owned_fds)

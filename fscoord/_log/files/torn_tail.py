@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 class Skip(NamedTuple):
-    """A verdict: the record is torn, and a VOID follows it. The log continues at ``offset`` with ``chain``."""
+    """A verdict: the record is torn, and a VOID follows the record. The log continues at ``offset`` with ``chain``."""
 
     offset: int
     chain: int

@@ -152,9 +152,9 @@ class Compactor:
         """Yield records from which a reader rebuilds the present state.
 
         The order is: a LEAVE record for each participant that has left, sessions and deaths from the session table,
-        the failures, a BELL record for each BELL record so far, the data, and the time of each session's last record.
-        LEAVE records come first: a reader counts the death of a participant as a failure, unless a LEAVE record of the
-        participant precedes the death.
+        the failures, as many BELL records as the log has (they announce the bell file), the data, and the time of each
+        session's last record. LEAVE records come first: a reader counts the death of a participant as a failure, unless
+        a LEAVE record of the participant precedes the death.
 
         SESSION, LEAVE and LAST_TIME records have the session that they describe as their writer. All other records have
         `session` as their writer.

@@ -134,7 +134,7 @@ class LivenessFile:
         system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
 
     def lock_slot(self, numbers: Iterable[int]) -> int:
-        """Lock a wait slot for this handle: the slot that it locked before, or else the first free one of `numbers`.
+        """Lock the wait slot that this handle locked before, or else the first free slot of `numbers`.
 
         The caller locks the slot again before each write, because a lost connection to a server drops locks.
 

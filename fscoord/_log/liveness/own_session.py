@@ -96,8 +96,8 @@ class Liveness:
     def lock_slot(self, number: int, candidates: Iterable[int]) -> int:
         """Lock a wait slot for session `number` of this handle. Return the number of the slot; 0 if none is free.
 
-        The slot is the one that the handle locked before, or else the first free one of `candidates`. A log without a
-        liveness file has no locks on slots: there, session `number` uses slot `number`.
+        The method locks the slot that the handle locked before, or else the first free slot of `candidates`. A log
+        without a liveness file has no locks on slots: there, session `number` uses slot `number`.
         """
         if not self.is_supported:
             return number

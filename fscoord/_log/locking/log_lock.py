@@ -101,7 +101,8 @@ class LogLock:
     A `shared` lock excludes writers but not other readers. Its descriptor may be open for reading only. A shared soft
     lock does nothing, because soft locks have no shared mode.
 
-    `descriptors` are the open descriptors of the handle. The lock updates the set when it moves to another descriptor.
+    `descriptors` are the open descriptors of the handle. The `LogLock` updates this set when it changes to another
+    descriptor.
     """
 
     fd: int

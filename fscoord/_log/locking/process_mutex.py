@@ -15,7 +15,7 @@ class ProcessMutex:
         is_inside: whether the thread that holds ``mutex`` is inside an operation. Only this thread reads or writes
             ``is_inside``.
         leader: the id of the thread that leads combined writes of this log; 0 if there is none. A signal handler in
-            that thread must not wait for the leader. Another thread only compares it with its own id.
+            that thread must not wait for the leader. Every other thread only compares ``leader`` with its own id.
     """
 
     def __init__(self, key: LogKey) -> None:

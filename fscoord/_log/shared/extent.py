@@ -54,7 +54,7 @@ class Extent(NamedTuple):
 
 
 def joined(last: Extent | None, new: Extent) -> Extent:
-    """Return the last `EXTENT_MAX` bytes of `last` and `new` together. Ignore `last` if a gap separates them."""
+    """Return the last `EXTENT_MAX` bytes of `last` and `new` together. Ignore `last` if `new` does not continue it."""
     file, start, data = new
     if last is not None and last.file == file and last.end == start:
         start, data = last.start, last.data + data

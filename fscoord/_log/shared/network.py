@@ -59,8 +59,8 @@ PIECE: Final = 1 << 18
 """The size of one WRITE request in bytes if the mount options don't state it."""
 
 REVALIDATE_BYTE: Final = BASE - 1
-"""The offset of a byte that no process locks exclusively. A shared lock on it is granted at once, and empties the
-cache."""
+"""The offset of a byte that no process locks exclusively. A shared lock on this byte is granted at once, and empties
+the cache."""
 
 
 class NetworkAccess:

@@ -46,7 +46,8 @@ HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END 
 """The offsets of three bytes in the bell: the number of polls, the time between two polls in milliseconds, and the
 number of requests for faster polls. The two counts are modulo 256, and the time is at most 255."""
 TERM_BYTE: Final = CELLS_END + 4
-"""The offset of a byte in the bell that is odd while there is a poller. It changes when a poller begins or leaves."""
+"""The offset of a byte in the bell. The byte is odd while there is a poller, and changes when a poller begins or
+leaves."""
 QUEUE_AFTER_S: Final = 0.1
 """How long a process waits before it queues for the poller's lock, in seconds."""
 FALLBACK = "/tmp"  # noqa: S108

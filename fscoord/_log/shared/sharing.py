@@ -54,7 +54,7 @@ class ChangedKeys:
         self.covers_all = True
 
     def mark_all(self) -> None:
-        """Make the next `take` return all buckets. Called for a control record, which may concern every waiter."""
+        """Make the next `take` return all buckets. Called after a control record, which may concern every waiter."""
         self.covers_all = True
 
     def take(self) -> Collection[int]:

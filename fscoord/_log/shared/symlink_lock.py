@@ -75,14 +75,14 @@ class _Owner(NamedTuple):
 
 
 def _owner_of(path: str) -> Session | None:
-    """Return the owner of the link at `path`; None if it is missing, or does not name an owner."""
+    """Return the owner of the link at `path`; None if the link is missing, or does not name an owner."""
     with ignoring(OSError, MalformedRecord):
         return _Owner.decode(_read(path)).session
     return None
 
 
 def holder(path: str) -> str | None:
-    """Return ``host:pid`` of the owner of the link at `path`; None if it is missing, or does not name an owner."""
+    """Return ``host:pid`` of the owner of the link at `path`; None if the link is missing, or names no owner."""
     owner = _owner_of(path)
     return None if owner is None else str(owner)
 

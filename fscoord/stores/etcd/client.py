@@ -36,7 +36,8 @@ CONNECTIONS: Final = 64
 """How many idle connections are kept for each member. Each thread uses one connection during a call."""
 
 BODY_MAX: Final = 16 << 20
-"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB; base64 makes them a third larger."""
+"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB, and base64 makes a request a third
+larger."""
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
@@ -269,9 +270,9 @@ class Client:
     def after_fork(self) -> None:
         """Abandon the inherited connections in a forked child.
 
-        If two processes used one connection, each could read the answers to the other's requests. urllib3 locks the
-        queue of a pool when it destroys the pool. A thread of the parent may have held this lock during the fork. So
-        the queue is initialized again in place.
+        If two processes used one connection, a process could read the answers to requests of the other process. urllib3
+        locks the queue of a pool when it destroys the pool. A thread of the parent may have held this lock during the
+        fork. So the queue is initialized again in place.
         """
         for pool in self._pools:
             if pool.pool is not None:

@@ -49,7 +49,7 @@ class Request(NamedTuple):
     """A request, as a leader reads it.
 
     Attributes:
-        author: the session that makes the request. The record names it as its writer.
+        author: the session that makes the request. The record names this session as its writer.
         time: the time of the record, which the author has chosen.
         address: the name of the socket on which the author receives the answer.
         operation: the encoded operation.

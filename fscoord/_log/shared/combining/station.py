@@ -273,7 +273,7 @@ class Station:
         return f"{self._requests}/{int(started * 1e9):020d}.{name}"
 
     def publish(self, slot: Slot, data: bytes, path: str) -> None:
-        """Publish the request `data` at `path`. The author uses `slot`.
+        """Publish the request `data` at `path`. `slot` is the slot of the request's author.
 
         Raises:
             OSError: the request can't be written, or this is a forked child, where `slot` belongs to the parent.
