@@ -90,7 +90,7 @@ class Access(Protocol):
         return
 
     def read(self, locked: bool = False) -> bool:
-        """Apply the records that were not read yet. Return whether the last one was a seal, which ends a generation.
+        """Apply the records that were not read yet. Return whether the last record was a seal, which ends a generation.
 
         Args:
             locked: whether the caller holds the log's lock. Under the lock, every record up to the end of the file is

@@ -64,7 +64,7 @@ class NeedsLock(Exception):
 
 
 class GenerationUnlinked(NeedsLock):
-    """Raised if the generation in use has no name any more: a later generation replaced it, or a user deleted it."""
+    """Raised if the generation in use has no name any more: it was superseded, or a user deleted the file."""
 
 
 class HandleState:
@@ -91,7 +91,7 @@ class HandleState:
         offset: the end of the last good record that was applied.
         chain: the chained checksum at ``offset``.
         pending: the bytes after ``offset`` that were read: the beginning of a record that is not complete yet.
-        is_torn: whether the record at ``offset`` is torn, and no void for it was read yet.
+        is_torn: whether the record at ``offset`` is torn, and no void for this record was read yet.
         seal: the seal (the last record of a generation, which names the next one) that the handle has read and not
             followed yet; None if there is none.
         recovery: the flags of the invariants that the next operation must restore (see `recovery`); 0 at the end of an

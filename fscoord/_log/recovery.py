@@ -19,7 +19,7 @@ from typing import Final
 
 POSITION: Final = 1
 """The position of the read descriptor is unknown. An operation sets the flag before every read and append, and clears
-it at its end. Recovery: a new descriptor at ``offset``."""
+the flag at the end of the operation. Recovery: a new descriptor at ``offset``."""
 
 APPLYING: Final = 2
 """It is unknown which records the state machine has applied. This flag replaces `POSITION` before records are applied.

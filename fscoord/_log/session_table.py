@@ -147,7 +147,7 @@ class SessionTable:
         return [number for number, session in self.sessions.items() if session.world_size and number not in self.left]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` that have sessions, all of them recorded as dead."""
+        """Return those of `ranks` that have sessions, and whose sessions are all recorded as dead."""
         deaths, known = self.deaths, self.ranks
         return [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
 

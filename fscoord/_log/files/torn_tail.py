@@ -154,7 +154,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
 
 
 def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Look for the VOID at `place`. If the VOID there is torn too, look for the next VOID, and so on."""
+    """Look for the VOID at `place`. If this VOID is torn as well, look for the VOID after it, and so on."""
     while True:
         found = zeros.first_data(fd, place, size)
         if found is None:

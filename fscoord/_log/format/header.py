@@ -26,7 +26,7 @@ UNNAMED: Final[RunId] = (b"", OPAQUE)
 
 JOB_MAX: Final = 255
 KEPT: Final = 100
-"""How many superseded run ids a header keeps. A handle with an id that was dropped begins a new run, and gets no error.
+"""How many superseded run ids a header keeps. A handle with an id that is not kept begins a new run, and gets no error.
 """
 
 
@@ -205,7 +205,7 @@ def _decode_run_ids(data: bytes, count: int) -> tuple[RunId, ...]:
 
 
 class Provenance(Enum):
-    """The result of `provenance_of`: whether the two files of a log that it compares are originals or copies."""
+    """The result of `provenance_of`: whether the newest file of a log and its generation 0 are originals or copies."""
 
     OWN = "both are where they were made, or were moved together"
     COPY = "they were copied, or restored"

@@ -51,7 +51,7 @@ class Liveness:
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
-        """Find a number for a new session, and lock its byte. Return the number. The caller holds the log's lock.
+        """Find a number for a new session, lock its byte, and return the number. The caller holds the log's lock.
 
         The caller appends the session record after this call. Otherwise a probe between the two steps would find the
         new session dead.
@@ -197,7 +197,8 @@ class Registration:
         record of this session, so the record is appended first.
 
         Args:
-            is_guest: register without a rank, and not as a participant. A handle that begins the next run passes True.
+            is_guest: whether to register without a rank, and not as a participant. A handle that begins the next run
+                passes True.
         """
         handle, liveness, run = self._handle, self.liveness, self._handle.header.run
         session = self.describe()

@@ -225,7 +225,7 @@ class NodeProbes:
 
 
 class PollerElection:
-    """Takes part in the election of the host's poller. If this process is elected, one of its waiters polls.
+    """Takes part in the election of the host's poller. If this process is elected, one waiter of this process polls.
 
     `_guard` protects the descriptors, the poller and the set of waiters. A thread that blocks in the kernel for the
     poller's lock does not hold `_guard`.
@@ -274,7 +274,7 @@ class PollerElection:
         self._waiting.add(waiter)
 
     def hurry(self, state: bytes) -> None:
-        """Ask the poller to poll faster, if it polls slowly. A waiter calls this method once, at its first arming."""
+        """Ask the poller to poll faster, if it polls slowly. A waiter calls this once, when it first arms a cell."""
         if state[INTERVAL_BYTE] > SLOW_INTERVAL_MS:
             self._put(HURRY_BYTE, state[HURRY_BYTE] + 1)
             self._bell.signal()
@@ -434,7 +434,7 @@ class PollerElection:
         return self._byte(HEARTBEAT_BYTE)
 
     def is_hurried(self, waiter: Any, state: bytes | None = None) -> bool:
-        """Return whether `waiter` is the poller, and was asked to poll faster since `ack_hurry`."""
+        """Return whether `waiter` is the poller, and was asked to poll faster after the last `ack_hurry`."""
         if self._poller is not waiter:
             return False
         return (self._byte(HURRY_BYTE) if state is None else state[HURRY_BYTE]) != self._hurries

@@ -5,7 +5,7 @@ one process. Over NFS, the creation is one request, and the removal is another. 
 
 A regular file, created with O_EXCL as filelock does, has three disadvantages. Its holder keeps it open, so an NFS
 client needs three requests to remove it. A process that is killed before it has written the file leaves an empty file,
-which names no holder. And waiters open the file often to read the holder, so the server gives their host a delegation,
+which names no holder. Waiters open the file often to read the holder, so the server gives their host a delegation,
 which it must recall before the file can be removed (RFC 8881, 10.4).
 
 An NFS client that gets no reply repeats the request. If the first request had created the link, the server answers that

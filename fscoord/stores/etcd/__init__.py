@@ -483,7 +483,7 @@ class EtcdStore(Store):
             is_certain = True
 
     def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
-        """Remove and return the oldest value of queue `name`. If the queue is empty, return a snapshot of it to watch.
+        """Remove and return the oldest value of queue `name`. If the queue is empty, return a snapshot for a watch.
 
         The deletion has the condition that the first key still has its creation revision, so two handles never remove
         the same value. If the condition fails, the answer contains the new first keys. If the response is lost, the

@@ -152,19 +152,19 @@ def _access_of_client(client: GatewayClient) -> Access:
 
 
 class CompactedError(FscoordError):
-    """etcd has removed the requested revision by a compaction; the caller must read again."""
+    """Raised if a compaction of etcd has removed the requested revision. The caller must read again."""
 
 
 class _NotSent(Exception):
-    """The request has had no effect: no member received the request, or a member refused the request."""
+    """Raised if a request had no effect: no member received the request, or a member refused the request."""
 
 
 class _Unanswered(Exception):
-    """The request may have had an effect: a member may have received it, but the response was lost."""
+    """Raised if a request may have had an effect: a member may have received the request, but the response was lost."""
 
 
 class _Unauthenticated(Exception):
-    """The token is no longer valid."""
+    """Raised if the token of the login is no longer valid."""
 
 
 class Client:

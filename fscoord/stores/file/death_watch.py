@@ -36,7 +36,7 @@ OWN_PROBE_S: Final = 1.0
 """The interval, in seconds, between a waiter's own probes of a session on a mount that several hosts share."""
 
 STALE_S: Final = 2.0
-"""How long the poller's result for a session may stay the same before a waiter probes the session itself, in seconds.
+"""How long the poller's result for a session may stay the same, in seconds. Then the waiter itself probes the session.
 
 The waiter adds twice the duration of one round of the poller to this time. The poller is the process that probes the
 sessions for all waiters of a host; see `DeathWatch`.

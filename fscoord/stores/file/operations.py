@@ -29,7 +29,7 @@ from fscoord.errors import LimitExceededError, StoreUnavailableError
 from fscoord.stores.file.replay import KeyValueState, Rope, StoredValue, materialize
 
 RESULT_MAX: Final = 16 * 1024
-"""The longest value, in bytes, that a leader reads or returns for an author other than itself."""
+"""The longest value, in bytes, that a leader reads or returns for another author."""
 
 REFUSALS: Final = (NotACounterError, CounterRangeError, LimitExceededError)
 """The errors that an operation may raise when it is decided. An operation that raises one of these changes nothing."""
@@ -341,7 +341,7 @@ def _leave(_: Spilled) -> bytes:
 
 
 class KeyValueDecider:
-    """Implements `Decider`, with which `fscoord._log.shared.combining` decides, encodes and decodes operations.
+    """Implements `Decider`: decides, encodes and decodes operations for `fscoord._log.shared.combining`.
 
     Args:
         state: the state of the handle.

@@ -39,10 +39,10 @@ KEY, VALUE, ITEM, BARRIER = "key", "the value of key", "a value in queue", "the 
 
 
 class Failure(Exception):
-    """A call failed.
+    """Raised if a call failed.
 
     Attributes:
-        errno: the system's error number, or None.
+        errno: the error number that describes the failure, as in `OSError`, or None.
         has_received: whether any byte of an answer was received in this call.
         maybe_applied: whether the call had begun to send a write.
     """
@@ -125,7 +125,7 @@ class Connections:
             raise failure.store_error() from failure.__cause__
 
     def attempt(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Like `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
+        """Do the same as `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
         self.refuse_if_closed()
         channel = None
         try:

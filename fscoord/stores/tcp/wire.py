@@ -34,7 +34,7 @@ SLEEP_MAX_S: Final = 1e6
 
 
 class Unanswered(Exception):
-    """The deadline passed before the answer came."""
+    """Raised if the deadline passed before the answer came."""
 
 
 class Deadline:
@@ -125,12 +125,13 @@ WORKERS: Final = b"init/"
 """torch's own key, the counter of connected stores. It does not begin with a slash, so it equals no key of a caller."""
 
 PIPELINED_MAX: Final = 256
-"""How many requests are sent before the first answer is read. At this number, the buffers of both sides can't be full.
+"""How many requests are sent before the first answer is read. This number of requests fits into the buffers of both
+sides.
 """
 
 
 class Disconnected(Exception):
-    """The server closed the connection, or sent an answer that does not fit the request."""
+    """Raised if the server closed the connection, or sent an answer that does not fit the request."""
 
 
 class Channel:

@@ -26,8 +26,8 @@ BATCH_MAX: Final = 1 << 18
 is never split into several WRITE requests, because a lost connection could then leave a hole between its records."""
 
 SYNCED_MAX: Final = 32
-"""The largest number of requests in a batch of a durable log. The leader syncs each record by itself, and shows no sign
-of life to its followers during these syncs."""
+"""The largest number of requests in a batch of a durable log. The leader syncs each record separately, and shows no
+sign of life to its followers during these syncs."""
 
 _RECORD_SIZE: Final = 64
 """The largest difference in size between the records of a request and the request itself, in bytes."""

@@ -37,9 +37,9 @@ TIMES: Final = 2
 class SharedLogWriter(LogWriter):
     """A `LogWriter` for a handle whose records a leader in another process may append.
 
-    The author of an operation chooses the time of its record before it takes any lock, and several threads may do so at
-    once. A record is identified by its session and its time. So no two records of a session may have the same time,
-    even if different processes append them.
+    The author of an operation chooses the time of the record before it takes any lock, and several threads may choose
+    times at once. A record is identified by its session and its time. So no two records of a session may have the same
+    time, even if different processes append them.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
@@ -127,8 +127,8 @@ class Watch:
 class Outcomes:
     """A `StateMachine` that forwards every call to `state_machine`, and finds the record of each open `Watch`.
 
-    The process mutex guards all methods except `open` and `close`. Any thread may call these two at any time, because
-    each is one operation on a dictionary.
+    The process mutex guards all methods except `open` and `close`. Any thread may call `open` and `close` at any time,
+    because each of these calls is one operation on a dictionary.
     """
 
     def __init__(self, state_machine: StateMachine, table: SessionTable) -> None:
