@@ -1,4 +1,4 @@
-"""`Access`: how a log is read and written. `LocalAccess`: the access for a file system that only this host mounts."""
+"""`Access`: reads and writes the bytes of a log. `LocalAccess`: the same, if only this host mounts the file system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fscoord.errors import StoreUnavailableError
 _NOT_APPLIED: Final = frozenset(
     getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF")
 )
-"""Errors of write(2) which prove that the record was not written completely, so that it has no effect."""
+"""The errors of write(2) after which the record is certainly incomplete. An incomplete record has no effect."""
 
 
 class FileAppender:
@@ -66,18 +66,19 @@ class FileAppender:
 
 
 PATH_CHECK_S: Final = 0.05
-"""A read compares the log's path with the open file if the last comparison was more than this many seconds ago."""
+"""The shortest time between two checks that the log's path leads to the open file, in seconds. Only a read checks the
+path."""
 
 
 class Access(Protocol):
-    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex.
+    """Reads and writes the bytes of a log on one kind of mount. The caller holds the process mutex.
 
-    The methods with a body are for a local file system. They assume that none of its errors is temporary.
+    The methods with a body are for a local file system. These methods treat every error of the file system as final.
     """
 
     @property
     def before_lock(self) -> Callable[[], None] | None:
-        """A function that makes checks without the lock, called before each attempt to lock; None: no checks."""
+        """The function to call before each attempt to lock, for checks that need no lock; None: there are no checks."""
         return None
 
     def open(self, call: Callable[[], None]) -> None:
@@ -89,7 +90,7 @@ class Access(Protocol):
         return
 
     def read(self, locked: bool = False) -> bool:
-        """Apply the records that were not read yet. Return whether the read ended at a seal.
+        """Apply the records that were not read yet. Return whether the last record was a seal, which ends a generation.
 
         Args:
             locked: whether the caller holds the log's lock. Under the lock, every record up to the end of the file is

@@ -42,9 +42,9 @@ class Root(NamedTuple):
     """Generation 0 of a log.
 
     Attributes:
-        header: its header.
+        header: the header of generation 0.
         start: the position of its first record.
-        identity: its device and inode number.
+        identity: the device and inode number of generation 0.
         inode: the inode number if the file system keeps inode numbers; otherwise 0.
     """
 
@@ -64,7 +64,7 @@ class NeedsLock(Exception):
 
 
 class GenerationUnlinked(NeedsLock):
-    """Raised if the generation in use has no name any more: a later generation replaced it, or a user deleted it."""
+    """Raised if the generation in use has no name any more: it was superseded, or a user deleted the file."""
 
 
 class HandleState:
@@ -91,7 +91,7 @@ class HandleState:
         offset: the end of the last good record that was applied.
         chain: the chained checksum at ``offset``.
         pending: the bytes after ``offset`` that were read: the beginning of a record that is not complete yet.
-        is_torn: whether the record at ``offset`` is torn, and no void for it was read yet.
+        is_torn: whether the record at ``offset`` is torn, and no void for this record was read yet.
         seal: the seal (the last record of a generation, which names the next one) that the handle has read and not
             followed yet; None if there is none.
         recovery: the flags of the invariants that the next operation must restore (see `recovery`); 0 at the end of an
@@ -99,7 +99,8 @@ class HandleState:
         final_error: the type and message of the error that every operation raises once `recovery` is `CLOSED`.
         path_checked_at: when the path was last compared with the file (monotonic, in seconds).
         time_left: how many seconds the present operation may take.
-        bell: the number of BELL records that were read; 0 if no process has waited yet.
+        bell: the number of BELL records (announcements of the bell file) that were read; 0 if no process has waited
+            yet.
         is_settled: whether the handle has joined a run of the log. The end of the run ends the handle.
         is_copy: whether the files are a copy of another log's files, and no record was appended to the copy yet (see
             `Provenance`).

@@ -1,7 +1,7 @@
 """`Log`: one handle on one log. Each operation is a transaction or a read, from lock to unlock.
 
-This module imports the parts of the log. Of these parts, only `opened` and `shared.combining` import it. A writer holds
-the log's lock, has read to the end, and appends each record with one write(2).
+This module imports the parts of the log. Of these parts, only `opened` and `shared.combining` import this module. A
+writer holds the log's lock, has read to the end, and appends each record with one write(2).
 
 The methods carry out one sequence (recover, lock, catch up, decide, append, unlock), and handle a step that fails.
 
@@ -54,10 +54,11 @@ from fscoord.errors import (
 T = TypeVar("T")
 
 SEVERAL: Final = -1
-"""The kind that a `Decide` function returns to append several records. Its value is a list of (kind, key, value)."""
+"""The kind that a `Decide` function returns to append several records, with a list of (kind, key, value) as the value.
+"""
 
 BATCH: Final = -2
-"""The kind of a transaction that appends a batch. Its value is a `~fscoord._log.shared.combining.batch.Batch`."""
+"""The kind of a transaction that appends a batch. The value is a `~fscoord._log.shared.combining.batch.Batch`."""
 
 Decide = Callable[[bytes, Any], tuple[Any, int, Any]]
 """A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
@@ -66,7 +67,7 @@ value of the record to append. Kind 0 appends nothing."""
 
 
 IN_A_ROW_NS: Final = 50_000
-"""A handle that writes again within this many nanoseconds after its last record is writing without a pause."""
+"""The longest time between two records of a handle that writes without a pause, in nanoseconds."""
 
 LOCK_GRACE_S: Final = 0.03
 """The shortest wait for the lock in seconds, even with a timeout of 0: the lock is usually held for microseconds."""
@@ -191,7 +192,8 @@ class Log:
 
         Args:
             limit: how long to wait for the log's lock if it is needed, in seconds.
-            answer: a function that is called after the read, before the mutex is released. It makes no system call.
+            answer: a function that is called after the read, before the mutex is released. The function makes no system
+                call.
 
         Returns:
             The result of `answer`; None without `answer`.
@@ -506,7 +508,7 @@ class Log:
     # -- the wait for the lock -------------------------------------------------------------------------------------
 
     def _raise_unless_retried(self, error: OSError, *, maybe_applied: bool) -> None:
-        """Return if the transaction that failed with `error` is to be tried again. Otherwise raise a `StoreError`.
+        """Return if the caller must repeat the transaction that failed with `error`. Otherwise raise a `StoreError`.
 
         `maybe_applied` is true if `error` comes from the unlock, so that the record may have been written.
         """
@@ -590,7 +592,7 @@ class Log:
         )
 
     def closer_look(self) -> str:
-        """Return the end of a time-out's message: why the previous start of the job ended, and a command to run."""
+        """Return the last part of a time-out's message: why the previous start ended, and a command to run."""
         before = self.table.previous
         return ("" if before is None else f"; the start before this one ended because {before}") + closer_look(
             self.path
@@ -787,7 +789,7 @@ class Log:
     def session_if_ready(self) -> int:
         """The number of this handle's session, read without the mutex; 0 if the handle has not registered.
 
-        It is also 0 before a recovery, after `close`, and after a fork.
+        The number is also 0 before a recovery, after `close`, and after a fork.
         """
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 

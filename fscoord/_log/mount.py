@@ -14,7 +14,8 @@ LOCAL_KINDS: Final = frozenset(
     "bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs ubifs vfat xfs"
     " zfs".split()
 )
-"""File systems that only one host mounts. The page cache of that host is always valid. All others count as shared."""
+"""File systems that only one host mounts. The page cache of that host is always valid. All other file systems count as
+shared."""
 
 NFS_KINDS: Final = frozenset(("nfs", "nfs4"))
 SMB_KINDS: Final = frozenset(("cifs", "smb3"))
@@ -34,7 +35,7 @@ CEPH_FUSE_KINDS: Final = frozenset(("fuse.ceph", "fuse.ceph-fuse"))
 
 
 class Objection(NamedTuple):
-    """Why a mount is refused, and what the user can do. Both are clauses of an error message."""
+    """The reason why a mount is refused, and the remedy: two clauses of an error message."""
 
     reason: str
     remedy: str
@@ -49,7 +50,7 @@ class Mount(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this host mounts the file system. True also if its type is unknown, as with pyfakefs."""
+        """Whether only this host mounts the file system; also true if its type is unknown, as with pyfakefs."""
         return self.kind in LOCAL_KINDS or not self.kind
 
     @property
@@ -73,7 +74,7 @@ class Mount(NamedTuple):
 
     @property
     def inodes_last(self) -> bool:
-        """Whether a file keeps its inode number for as long as it exists, so that the number identifies it."""
+        """Whether each file keeps its inode number while it exists. Only then does the number identify the file."""
         return not self.kind.startswith("fuse") or self.kind in FUSE_WITH_INODES
 
     @property
@@ -85,9 +86,9 @@ class Mount(NamedTuple):
     def coherence(self) -> str:
         """The default way to read a log on this mount: one of `COHERENCES`.
 
-        On NFS it is a direct read: one request, which returns the data of the server. A read through the cache may
-        return zeros instead of data while a process on this host writes. On Lustre every read returns current data, and
-        a direct read needs the fewest messages. On other shared file systems, only a read under a lock is known to
+        On NFS the default is a direct read: one request, which returns the data of the server. A read through the cache
+        may return zeros instead of data while a process on this host writes. On Lustre every read returns current data,
+        and a direct read needs the fewest messages. On other shared file systems, only a read under a lock is known to
         return current data. If a mount refuses direct reads, the log is read under a lock (`NetworkAccess`).
         """
         if self.is_local:
@@ -199,7 +200,7 @@ class Mount(NamedTuple):
 
     @property
     def reads_why(self) -> str:
-        """Why this mount has the default mode `coherence`: a clause that ends a sentence of a message."""
+        """The reason for the default mode `coherence` of this mount: the last clause of a sentence in a message."""
         if self.is_local:
             return "the page cache of this host is always valid"
         if self.coherence == DIRECT:
@@ -208,7 +209,7 @@ class Mount(NamedTuple):
 
     @property
     def vanished_host(self) -> str:
-        """The fate of the locks of a host that vanishes, as a sentence for a message, without its period."""
+        """A sentence for a message, without its period: what happens to the locks of a host that vanishes."""
         if self.is_local:
             return "no other host uses this file system; the kernel releases the locks of a process that ends"
         if self._is_nfs4:

@@ -18,8 +18,8 @@ from typing import Final
 # any combination. `docs/architecture/recovery.md` has the table.
 
 POSITION: Final = 1
-"""The position of the read descriptor is unknown. Set before every read and append, cleared at the end of the
-operation. Recovery: a new descriptor at ``offset``."""
+"""The position of the read descriptor is unknown. An operation sets the flag before every read and append, and clears
+the flag at the end of the operation. Recovery: a new descriptor at ``offset``."""
 
 APPLYING: Final = 2
 """It is unknown which records the state machine has applied. This flag replaces `POSITION` before records are applied.
@@ -30,11 +30,11 @@ DESCRIPTORS: Final = 4
 """The descriptors may be closed, for example in a forked child. Recovery: the same generation is opened again."""
 
 CLOSED: Final = 8
-"""The handle has ended, and every operation raises `HandleState.final_error`. Never cleared."""
+"""The handle has ended, and every operation raises `HandleState.final_error`. The flag is never cleared."""
 
 SERVER_STATE: Final = 16
 """The file server may have forgotten the descriptors, or their locks (ESTALE, EIO). Recovery: as `DESCRIPTORS`."""
 
 GENERATION: Final = 32
-"""It is unknown which generation the handle is in. Set while the handle enters another generation, or opens its own
+"""The generation of the handle is unknown. The flag is set while the handle enters another generation, or opens its own
 generation again. Recovery: the handle begins at the newest generation that generation 0 names."""

@@ -13,8 +13,8 @@ from fscoord._log.format.control_records import Failure, Session
 class SessionTable:
     """The sessions of one run of a log, as one handle has read them.
 
-    A *participant* is a session whose handle was opened with ``world_size``. It fails if it leaves by an exception, or
-    dies before it has left.
+    A *participant* is a session whose handle was opened with ``world_size``. A participant fails if it leaves by an
+    exception, or dies before it has left.
 
     Attributes:
         sessions: the sessions, by number.
@@ -30,7 +30,7 @@ class SessionTable:
         keeps_times: whether `times` is kept. The log sets ``keeps_times`` if its writes are combined: then one process
             may append the records of another process.
         times: {session number: time of its latest data record}; 0 if a snapshot says that the session has none. The
-            data records of a snapshot count as written by the session that made it.
+            data records of a snapshot count as written by the session that made the snapshot.
         has_all_times: whether `times` covers all records. False after a snapshot without times.
     """
 
@@ -67,7 +67,7 @@ class SessionTable:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def add(self, number: int, session: Session) -> None:
-        """Apply a session record. A second record of the same session may add a rank to the session."""
+        """Apply a session record. A session that announces a rank later has a second record, which adds the rank."""
         known = self.sessions.get(number)
         if known is not None:
             session = session._replace(since_ns=known.since_ns)
@@ -147,7 +147,7 @@ class SessionTable:
         return [number for number, session in self.sessions.items() if session.world_size and number not in self.left]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` that have sessions, all of them recorded as dead."""
+        """Return those of `ranks` that have sessions, and whose sessions are all recorded as dead."""
         deaths, known = self.deaths, self.ranks
         return [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
 

@@ -61,7 +61,7 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Create the lock, and forget all waiters. Called by the constructor, and in a forked child, which has none."""
+        """Create the lock, and forget all waiters. The constructor calls this method, and so does a forked child."""
         # A bare lock: a Ctrl-C can't interrupt between the moment when ``with`` acquires it and the block.
         self._lock = system.threading.Lock()
         self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them
@@ -326,7 +326,7 @@ class _Wait:
         self._has_found = False
 
     def _find(self) -> Any:
-        """Return the answer to the request, or None if the condition does not hold. The caller must hold the lock."""
+        """Return the answer to the request, or None if the wait must continue. The caller must hold the lock."""
         if self._kind == ITEM:
             return self._shared.pop(self._keys[0])
         if self._kind == VALUES:

@@ -21,8 +21,9 @@ class PrefixStore(StoreView):
     The view and the underlying store have a common timeout, which `set_timeout` sets. Errors name the full key of the
     underlying store.
 
-    `close` closes the view and leaves the underlying store open, because other views and the program itself may use it.
-    `clone` returns a view of a clone of the underlying store. Closing the returned view also closes the cloned store.
+    `close` closes the view, and leaves the underlying store open, because other views and the program itself may use
+    it. `clone` returns a view of a clone of the underlying store. Closing the returned view also closes the cloned
+    store.
 
     Args:
         prefix: the prefix of the view's keys in `store`, without the slash at its end. It may be empty.

@@ -31,7 +31,7 @@ SPILL_BYTES: Final = 128 * 1024
 
 
 class LogOptions(NamedTuple):
-    """How a handle opens its log.
+    """The options with which a handle opens its log.
 
     Attributes:
         lock_kind: a value of `log_lock.KINDS`. The header of an existing log must name the same kind.
@@ -112,7 +112,8 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
         OSError: a system call failed. The caller converts it.
         InsecurePathError: the file is not a regular file, or users whom ``mode`` does not allow can write it.
         CorruptLogError: the file does not begin with a header.
-        StoreError: the log has another kind of lock than `options`, or is not durable although `options` require that.
+        StoreError: the log has another kind of lock than `options`, or is not durable although `options` require a
+            durable log.
     """
     for _ in range(ATTEMPTS):
         writer = -1 if options.read_only else _open_for_writing(path, options, writing, owned_fds)
@@ -184,7 +185,7 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
 
 
 def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogError:
-    """Return the error for the log at `path`: the header of `file` can't be used, for the reason `error`."""
+    """Return the error to raise for the log at `path`, because `error` was raised for the header of `file`."""
     if isinstance(error, ForeignFile):
         what = f"{file} is {error}. Nothing was changed; check the path. If a store was there"
     else:
@@ -193,9 +194,9 @@ def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogEr
 
 
 def no_header(path: str, data: bytes) -> StoreUnavailableError:
-    """Return the error for a read-only open of `path` if the header is not complete. `data` are all bytes of the file.
+    """Return the error to raise if `path` is opened for reading only, and the file has no complete header.
 
-    The next writer that opens the file writes the header.
+    `data` are all bytes of the file. The next process that opens the file for writing writes the header.
     """
     what = "has only a part of a header, because its creator died" if data else "is empty: no writer has opened it yet"
     message = f"{path} {what}; check the path (`set` makes it a store)"
@@ -229,8 +230,8 @@ def _initialise(path: str, options: LogOptions, fd: int) -> None:
     of locks, which do not exclude each other. Therefore each process first takes an open-file-description lock, if the
     platform has such locks, and then a lock of the kind in `options`.
 
-    A process that dies here may leave a part of a header. The next process truncates it. No other bytes of a log are
-    ever truncated.
+    A process that dies during this call may leave a part of a header. The next process truncates this part. No other
+    bytes of a log are ever truncated.
     """
     deadline = system.time.monotonic() + options.limit
     mutex = system.threading.RLock()

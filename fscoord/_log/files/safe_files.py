@@ -116,8 +116,8 @@ def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
 def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int] | None = None) -> int:
     """Open `path` and return the descriptor. Follow no symbolic link, and do not block on a FIFO.
 
-    The descriptor is closed on exec. It is added to `owned_fds`. If that is None, it is added to `system.loose`, from
-    which `system.close_quietly` removes it.
+    The descriptor is closed on exec. The function adds the descriptor to `owned_fds`. If `owned_fds` is None, the
+    function adds the descriptor to `system.loose`, and `system.close_quietly` removes it from there.
     """
     if owned_fds is None:
         owned_fds = set() if system.is_fake_fs() else system.loose
@@ -142,7 +142,7 @@ def _not_a_file(path: str, *, is_directory: bool) -> str:
 
 
 def close_owned(fd: int, owned_fds: set[int]) -> None:
-    """Remove `fd` from `owned_fds` and close it. One chain of C calls does both, so `fd` is closed exactly once."""
+    """Remove `fd` from `owned_fds` and close it. One chain of C calls makes both steps, so `fd` is closed once."""
     try:
         forget = partial(owned_fds.discard, fd), partial(system.loose.discard, fd)
         system.in_one_chain(*forget, partial(system.os.close, fd))
@@ -166,7 +166,7 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
     file must be a FIFO.
 
     Raises:
-        InsecurePathError: the text says what is wrong, and what to do.
+        InsecurePathError: the file is of another kind, or other users can write it. The message says what to do.
     """
     found = system.os.fstat(fd)
     if is_fifo and not system.stat.S_ISFIFO(found.st_mode):
@@ -196,7 +196,7 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
 def _uid_given_to_ours(path: str) -> int:
     """Create a file beside `path` for a moment, and return the uid of the file; -1 if no file can be created.
 
-    On NFS, the uid may not be that of this process, because the server may map users (root squash).
+    On NFS, the uid may differ from the uid of this process, because the server may map users (root squash).
     """
     probe = temporary_name(path)
     opened, close = system.owned_for_a_while()
@@ -225,7 +225,8 @@ def inherit_permissions(source: str, target: int) -> None:
     """Give the new file `target` (a descriptor) the permissions of the file `source` (a path), if this process may.
 
     Errors are ignored, because the small files beside a log hold only hints. A user who may rename files in the
-    directory can put another file at `source`. But the same user could also replace the new file, so nothing is gained.
+    directory can put another file at `source`. But the same user could also replace the new file, and so gains no
+    further permission.
     """
     opened, close = system.owned_for_a_while()
     try:
@@ -239,8 +240,8 @@ def inherit_permissions(source: str, target: int) -> None:
 def copy_permissions(source: int, target: int) -> None:
     """Give the file `target`, which this process has created, the group, access control list and mode of `source`.
 
-    Root also sets the owner. Both arguments are descriptors: at the path of the new file, a user who may rename files
-    in the directory could have put another file, or a link to one.
+    Root also sets the owner. Both arguments are descriptors and not paths. A user who may rename files in the directory
+    could have put another file, or a link, at the path of the new file.
 
     Raises:
         OSError: this process may not set the permissions. Users of `source` might then be unable to use `target`.
@@ -313,7 +314,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
     """Create the file `path` with its content, unless a file exists there already.
 
     The file is written under a temporary name and then linked to `path`. So no process sees a part of the file, and no
-    file is overwritten. A process that dies here leaves at most a temporary name.
+    file is overwritten. A process that dies during this call leaves at most a temporary name.
 
     On a file system without hard links, the new file is empty. A process that opens an empty file writes the header.
 
@@ -431,7 +432,8 @@ def write_all(fd: int, data: bytes) -> None:
 def read_all(fd: int, size: int, offset: int | None = None) -> bytes:
     """Return `size` bytes of the file `fd`, fewer only at its end, in as many calls as the kernel needs.
 
-    The bytes begin at `offset` (pread(2)). If it is None, they begin at the position of `fd`, which then moves.
+    The bytes begin at `offset` (pread(2)). If `offset` is None, the bytes begin at the position of `fd`, and the
+    position moves.
     """
     parts = []
     while size > 0:
@@ -474,5 +476,5 @@ def beside(path: str, name: bytes) -> str:
 
 
 def temporary_name(path: str) -> str:
-    """Return a random name beside `path`, for a file that will be published there."""
+    """Return a random path beside `path`, for a file that `publish` will link to `path`."""
     return f"{path}.{system.random_bytes(6).hex()}{TEMPORARY_SUFFIX}"

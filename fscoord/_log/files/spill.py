@@ -28,7 +28,7 @@ _PAIR: Final = Struct("<HI")
 
 
 class Spilled:
-    """A value that is left in the generation in use: `size` bytes at `offset`, with the CRC-32 `crc`."""
+    """A value that stays in the file of the generation in use: `size` bytes at `offset`, with the CRC-32 `crc`."""
 
     __slots__ = ("crc", "offset", "size")
 

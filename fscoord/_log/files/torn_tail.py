@@ -1,4 +1,4 @@
-"""`examine`: distinguish a torn tail from damage, and find the VOID after it.
+"""`examine`: distinguish a torn (incomplete) record from damage, and find the VOID after a torn record.
 
 A torn record was not written completely, because its writer died or the disk was full. It is never truncated. The next
 writer extends the file with zeros up to `void_place`, and appends a VOID there: a record after which readers continue.
@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 class Skip(NamedTuple):
-    """A verdict: the record is torn, and a VOID follows it. The log continues at ``offset`` with ``chain``."""
+    """A verdict: the record is torn, and a VOID follows the record. The log continues at ``offset`` with ``chain``."""
 
     offset: int
     chain: int
@@ -54,7 +54,7 @@ class DeadlineReached(Exception):
 
 
 class Zeros:
-    """Searches a file for bytes that are not zero. Reads no zeros twice, because it stores their range.
+    """Searches a file for bytes that are not zero. Reads no zeros twice, because it stores the range of zeros.
 
     Args:
         is_sparse: whether to skip holes of the file (SEEK_DATA of lseek(2)). Some file systems report a hole where the
@@ -67,15 +67,15 @@ class Zeros:
     def __init__(self, *, is_sparse: bool = False) -> None:
         self.is_sparse = is_sparse
         self.deadline = float("inf")
-        """When `first_data` stops reading (monotonic, in seconds)."""
+        """The time at which `first_data` stops reading (monotonic, in seconds)."""
         self._start = self._end = 0
 
     def forget(self) -> None:
-        """Forget the range. The caller uses another file, or may have read the range from a stale cache."""
+        """Forget the known range of zeros. The caller changes to another file, or may have read from a stale cache."""
         self._start = self._end = 0
 
     def first_data(self, fd: int, start: int, end: int) -> int | None:
-        """Return the first offset in [start, end) whose byte is not zero; None if there is none.
+        """Return the first offset in [start, end) whose byte is not zero; None if all these bytes are zero.
 
         Raises:
             DeadlineReached: the deadline passed. The next call continues where this call stopped.
@@ -154,7 +154,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
 
 
 def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Look for the VOID at `place`. If the VOID there is torn too, look for the next VOID, and so on."""
+    """Look for the VOID at `place`. If this VOID is torn as well, look for the VOID after it, and so on."""
     while True:
         found = zeros.first_data(fd, place, size)
         if found is None:

@@ -38,7 +38,7 @@ class Session(NamedTuple):
         world_size: the number of participants of the run, if the session is a participant; otherwise 0.
         replaces: the number of an earlier session of the same handle, which this session replaces as a participant; 0
             if there is none.
-        since_ns: the time of the record. It is not part of the value.
+        since_ns: the time of the SESSION record. The encoded value does not contain this time.
     """
 
     host: str
@@ -109,7 +109,7 @@ class Failure(NamedTuple):
         session: the participant.
         reason: the name of the exception with which the participant left the run; empty if the participant died.
         is_previous: whether the failure happened in the previous run, and ended that run.
-        time_ns: the time of the record. It is not part of the value.
+        time_ns: the time of the FAILURE record. The encoded value does not contain this time.
     """
 
     session: Session

@@ -1,4 +1,4 @@
-"""`GenerationRef`: how a seal or a forward record refers to a later generation. Also the file names of generations.
+"""`GenerationRef`: the reference to a later generation in a record. Functions that build and parse file names.
 
 A generation is one file of a log. When a log is compacted, it continues in the next generation.
 

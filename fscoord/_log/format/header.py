@@ -1,9 +1,8 @@
 """`Header`: the first bytes of every file of a log. They identify the log that the file belongs to. Pure.
 
 Users rename, copy, archive and restore logs, so the name of a file does not prove that the file belongs to a log. An
-inode number alone does not prove that either, because file systems reuse inode numbers. The header therefore holds the
-lineage (the id of the log's first file), and the inode numbers of the file and of generation 0. See docs/format.md,
-"Identity".
+inode number alone is no proof either, because file systems reuse inode numbers. The header therefore holds the lineage
+(the id of the log's first file), and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
 
 The header also holds the number of the run that the file belongs to, and the ids of this run and of earlier runs. They
 determine whether a handle joins the present run, begins a new run, or belongs to a superseded run.
@@ -19,7 +18,7 @@ from zlib import crc32
 from fscoord._log.format.record import KEY_MAX, VALUE_MAX, LogPosition, MalformedRecord
 
 RunId = tuple[bytes, int]
-"""``(job, restart count)``. The count is -1 (`OPAQUE`) if the user has given no count, so that runs have no order."""
+"""``(job, restart count)``. If the user has given no count, the count is -1 (`OPAQUE`), and the runs have no order."""
 
 OPAQUE: Final = -1
 UNNAMED: Final[RunId] = (b"", OPAQUE)
@@ -27,7 +26,8 @@ UNNAMED: Final[RunId] = (b"", OPAQUE)
 
 JOB_MAX: Final = 255
 KEPT: Final = 100
-"""How many superseded run ids a header keeps. A handle with an older id begins a new run, and gets no error."""
+"""How many superseded run ids a header keeps. A handle with an id that is not kept begins a new run, and gets no error.
+"""
 
 
 def parse_run_id(run_id: object) -> RunId | None:
@@ -205,7 +205,7 @@ def _decode_run_ids(data: bytes, count: int) -> tuple[RunId, ...]:
 
 
 class Provenance(Enum):
-    """Whether the newest file of a log and the generation 0 beside it are originals or copies."""
+    """The result of `provenance_of`: whether the newest file of a log and its generation 0 are originals or copies."""
 
     OWN = "both are where they were made, or were moved together"
     COPY = "they were copied, or restored"
@@ -215,7 +215,7 @@ class Provenance(Enum):
 def provenance_of(header: Header, root_inode: int, inode: int) -> Provenance:
     """Compare the inode numbers in `header` with the present ones: `inode` of the file, `root_inode` of generation 0.
 
-    A number of 0 is not compared. It means that the file system does not keep inode numbers.
+    The number 0 means that the file system does not keep inode numbers. This number is not compared.
     """
     if 0 not in (header.root_inode, root_inode) and header.root_inode != root_inode:
         return Provenance.OTHER_ROOT if header.generation else Provenance.COPY
@@ -223,7 +223,7 @@ def provenance_of(header: Header, root_inode: int, inode: int) -> Provenance:
 
 
 class LogIdentity(NamedTuple):
-    """The ``lineage`` and ``root_inode`` of a log, the same in the headers of all its files."""
+    """The ``lineage`` and ``root_inode`` of a log. The headers of all its files contain the same two values."""
 
     lineage: bytes
     root_inode: int

@@ -5,8 +5,8 @@ the chain of all bytes before that checksum. One call of `crc32` therefore verif
 only the last checksum is compared, because it depends on every byte before it.
 
 The CRC-32 of ``data + crc32(data)`` is a constant, so a checksum directly after the data that it covers would reset the
-chain. One byte between them prevents that. (LevelDB masks its checksums for the same reason, see its
-doc/log_format.md.)
+chain. One byte between the data and the checksum prevents this reset. (LevelDB masks its checksums for the same reason,
+see its doc/log_format.md.)
 
 To distinguish a torn record from a damaged record, a reader must know the length of the record before it verifies the
 checksum. So the length has a check of its own, which depends on the chain. The last byte of a record differs from zero
@@ -73,7 +73,8 @@ _NEVER_MET: Final = frozenset({0, VOID})
 """Kinds at which `decode` stops. Only `torn_tail.examine` looks for a VOID."""
 
 LIKELY: Final = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL)
-"""Matches where a record may begin: length below 2^28, writer below 2^24, key size below 1,280, a letter as kind."""
+"""Matches each offset at which a record may begin: length below 2^28, writer below 2^24, key size below 1,280, a letter
+as kind."""
 
 _PREFIX = Struct("<II")  # length of the record, check
 _HEAD = Struct("<IIIQHB")  # as _PREFIX; then writer, wall time in ns, length of the key, kind
@@ -199,7 +200,7 @@ def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], i
 
 
 def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int] | None:
-    """Return what `decode` returns for `data`, which has the length of one record; None if it is not a record."""
+    """Return what `decode` returns for `data`, which has the length of one record; None if `data` is not a record."""
     stop = len(data) - TAIL_SIZE
     if data[stop:] != _pack_tail(10, crc32(data[:stop], chain), 10):
         return None
@@ -211,7 +212,7 @@ def _has_no_writer(data: bytes, position: int) -> bool:
     """Return whether the writer of the record at `position` in `data` is 0. Such a record is torn.
 
     The prefix of a torn record may look sound because of a flipped bit. Without this check, a reader would then wait
-    for the rest of the record, which nobody writes.
+    for the rest of the record, which no process will write.
     """
     return data[position + PREFIX_SIZE : position + PREFIX_SIZE + 4] == b"\0\0\0\0"
 
@@ -241,8 +242,8 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
 def chain_if_sound(data: bytes, start: int) -> int | None:
     """Return the checksum chain before the record at `start` in `data`; None if no sound record begins there.
 
-    The prefix of the record has its length, and a check that was made of the length and the chain. So the chain is
-    computed from these two numbers, without the records before.
+    The prefix of a record contains the length of the record, and a check of the length and the chain. So the function
+    computes the chain from the length and the check, and needs no earlier record.
     """
     if len(data) - start < RECORD_MIN:
         return None

@@ -109,7 +109,7 @@ class WaitSlot(NamedTuple):
         )
 
     def is_of(self, number: int, session: Session) -> bool:
-        """Return whether session `number` wrote this slot. If not, the slot is stale: it is of an earlier run."""
+        """Return whether session `number` wrote this slot. If not, a session of an earlier run wrote the slot."""
         mine = (self.number, self.pid, self.start_time, self.boot_id, self.since_ns)
         return mine == (number, session.pid, session.start_time, session.boot_id, session.since_ns)
 

@@ -5,5 +5,5 @@ seals the generation in use. `forwarding` records the newest generation in gener
 
 Nothing here takes the log lock, which is the lock of the generation in use. Callers of `follower` hold the process
 mutex. Callers of `compaction` also hold the log lock, and have read to the end. `compaction` then takes further locks:
-of the next generation, of generation 0 and of orphans.
+those of the next generation, of generation 0, and of orphans (files that no seal names).
 """

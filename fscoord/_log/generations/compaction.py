@@ -31,7 +31,8 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
 MOVED: Final[Any] = object()
-"""The result of an attempt at a transaction, if the log continues in another file. Then another attempt follows."""
+"""The result of an attempt at a transaction if the log continues in another file. The transaction is then tried again.
+"""
 
 
 class Compactor:
@@ -151,9 +152,9 @@ class Compactor:
         """Yield records from which a reader rebuilds the present state.
 
         The order is: a LEAVE record for each participant that has left, sessions and deaths from the session table,
-        the failures, a BELL record for each BELL record so far, the data, and the time of each session's last record.
-        LEAVE records come first: a reader counts the death of a participant as a failure, unless a LEAVE record of the
-        participant precedes the death.
+        the failures, as many BELL records as the log has (they announce the bell file), the data, and the time of each
+        session's last record. LEAVE records come first: a reader counts the death of a participant as a failure, unless
+        a LEAVE record of the participant precedes the death.
 
         SESSION, LEAVE and LAST_TIME records have the session that they describe as their writer. All other records have
         `session` as their writer.
@@ -181,9 +182,9 @@ class Compactor:
     def _record_deaths(self, session: int) -> None:
         """Probe all sessions, and record the deaths that are found. The snapshot leaves dead sessions out.
 
-        The death records are written to the old generation. A process that has only lost its lock is still alive, and
-        finds the death record of its session there. Only liveness bytes are probed, not processes: a probe of a process
-        opens descriptors, which an interruption would leak.
+        The death records are written to the old generation. A process that has only lost the lock on its liveness byte
+        is still alive. Such a process finds the death record of its session in the old generation. Only liveness bytes
+        are probed, not processes: a probe of a process opens descriptors, which an interruption would leak.
         """
         alive, table = self._liveness.file, self._handle.table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)

@@ -1,7 +1,7 @@
 """`GenerationFollower`: open a log in its newest generation, and follow its seals from one generation to the next.
 
-A seal is the last record of a generation, and names the next. A handle that has read a seal continues in the next
-generation, after its snapshot, so it reads nothing twice. If the next generation was removed, the log has been
+A seal is the last record of a generation, and names the next. A handle that has read a seal continues after the
+snapshot of the next generation, and so reads no data twice. If the next generation was removed, the log has been
 compacted again. The handle then finds the name of the newest generation in generation 0, and reads the newest
 generation from its first record.
 """
@@ -121,7 +121,7 @@ class GenerationFollower:
         self.restart()
 
     def restart(self) -> None:
-        """Drop all state, and begin at the first record of the newest generation. Look it up in generation 0."""
+        """Drop all state, and begin at the first record of the newest generation, which generation 0 names."""
         handle = self._handle
         handle.recovery |= GENERATION
         last: GenerationRef | None = None
@@ -170,7 +170,9 @@ class GenerationFollower:
         )
 
     def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
-        """Make `successor` the generation in use, at `place` or after its header. Return False if its file is missing.
+        """Make `successor` the generation in use. Return False if the file of `successor` is missing.
+
+        The handle continues at `place`. If `place` is None, the handle continues after the header.
 
         The file is opened and checked before the handle changes.
         """

@@ -34,7 +34,8 @@ _HINT_BYTES = 512
 _TRIES = 200
 _PAUSE_S = 0.0005
 ORPHAN_MAX: Final = 1 << 20
-"""The largest file of zeros, in bytes, that may be removed. After a power failure, an unsynced file may hold zeros."""
+"""The size in bytes up to which a file of zeros may be removed. After a power failure, an unsynced file may hold zeros.
+"""
 
 
 def hint(fd: int) -> GenerationRef | None:
@@ -90,7 +91,7 @@ def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPositi
 def post(
     handle: HandleState, successor: GenerationRef, writer: int, time_ns: int, known: LogPosition | None = None
 ) -> LogPosition | None:
-    """Append a forward record to generation 0 that names `successor`, and sync it.
+    """Append to generation 0 a forward record that names `successor`, and sync the record.
 
     If generation 0 already names this or a later generation, nothing is appended.
 
@@ -262,7 +263,7 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
 
     The caller holds the log lock. The function first calls ``clear(path)``, which removes the files beside the log, and
     then removes the log's path. From then on, another process may create a log at this path. So the function then
-    removes only files that belong to `owner` and that existed before.
+    removes only files that belong to `owner` and that existed before the path was removed.
     """
     epoch, path = system.process_epoch(), handle.path
     with ignoring(OSError, MalformedRecord, InsecurePathError):

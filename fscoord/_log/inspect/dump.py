@@ -29,8 +29,9 @@ class Entry(NamedTuple):
         time: when the record was written, by the writer's wall clock, in seconds since the epoch. It is for people
             only.
         key: the key; empty if the record has none.
-        value: the value. For some kinds it is a text: for ``void`` the offset of the torn record that it skips, for
-            ``session`` the session's ``host:pid``, rank and label, for ``seal`` and ``forward`` the next file's name.
+        value: the value. For some kinds the value is a text: for ``void`` the offset of the torn record that is
+            skipped, for ``session`` the session's ``host:pid``, rank and label, for ``seal`` and ``forward`` the next
+            file's name.
         generation: the number of the file that holds the record. Number 0 is the file at the log's own path.
     """
 

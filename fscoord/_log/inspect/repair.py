@@ -108,7 +108,7 @@ class Repair(NamedTuple):
         output: the path of the copy.
         is_written: whether the copy was written.
         source: the path of the file that was copied: the newest generation, which holds all of the store's data.
-        generation: the number of that generation.
+        generation: the number of the generation that was copied.
         kept: how many records were copied.
         skipped: how many records, or unreadable parts, were left out.
         skipped_bytes: the total length of the skipped records and parts, in bytes.
@@ -461,7 +461,7 @@ class _RecordCopier:
         self._request.on_skipped(skipped)
 
     def _describe_damage(self, segment: Damaged, chain: int) -> Skipped:
-        """Describe unreadable bytes. If their length is that of one record, decode its fields without a checksum."""
+        """Describe unreadable bytes. If they are as long as one record, decode its fields without a checksum."""
         source, size = self._source, segment.end - segment.offset
         skipped = Skipped(source.file, segment.offset, size, segment.reason)
         if record.record_length(torn_tail.read_at(source.fd, segment.offset, record.PREFIX_SIZE), chain) != size:

@@ -84,8 +84,8 @@ RETRY_S: Final = 0.0005
 SOFT_LOCK_CHECKS: Final = 20
 SOFT_LOCK_CHECK_S: Final = 0.05
 """The pause between two checks whether a soft lock is free, in seconds. A soft lock has no shared mode, so a scan can't
-take it. The scan checks the lock up to `SOFT_LOCK_CHECKS` times and then reads. In this second, a writer that is not
-stopped has appended its record."""
+take it. The scan checks the lock up to `SOFT_LOCK_CHECKS` times, for about a second, and then reads. Within a second, a
+writer that is not stopped has appended its record."""
 
 ProgressCallback = Callable[[str, int, int], object]
 """A function that is called with the path of a file, how many of its bytes were read, and its size in bytes."""
@@ -132,7 +132,7 @@ Segment = Sound | Voided | Torn | Damaged
 
 
 class WriterLockout:
-    """A shared lock that keeps writers from appending to one file of a log. It does not change the file.
+    """A shared lock that keeps writers from appending to one file of a log. To take the lock does not change the file.
 
     Args:
         path: the path of the log.
@@ -150,7 +150,7 @@ class WriterLockout:
         """Wait for the lock. Until `release`, no process can append. If the lock is already held, return at once.
 
         Raises:
-            StoreTimeoutError: another process has kept the lock.
+            StoreTimeoutError: another process held the lock for longer than `limit` seconds.
             UnsupportedFilesystemError: the file system has no locks of this kind.
             StoreUnavailableError: the lock call failed for another reason.
         """
@@ -251,7 +251,7 @@ class Scan:
 
     @property
     def _is_final(self) -> bool:
-        """Whether bytes that look damaged are reported. Otherwise the scan first locks writers out and reads again."""
+        """Whether the scan may report bytes that look damaged. If not, it must lock writers out and read again."""
         return self._lockout is None or self._lockout.is_held
 
     def size(self) -> int:
@@ -267,7 +267,7 @@ class Scan:
     def _classify(self) -> Segment | None:
         """Return a segment for the unreadable bytes that begin at the attribute ``place``.
 
-        Return None if this needs the log's lock, and the scan does not hold it yet.
+        Return None if the classification needs the log's lock, and the scan does not hold the lock yet.
         """
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)

@@ -212,7 +212,8 @@ class _Verification:
         """Report that the file of generation `named` is missing.
 
         Raises:
-            GenerationMissing: no earlier attempt has missed this file. A compaction may have removed the file.
+            GenerationMissing: this attempt is the first that did not find the file. A compaction may have removed the
+                file.
         """
         if named != self._missing:
             raise GenerationMissing(named)

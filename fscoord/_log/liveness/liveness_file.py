@@ -134,7 +134,7 @@ class LivenessFile:
         system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
 
     def lock_slot(self, numbers: Iterable[int]) -> int:
-        """Lock a wait slot for this handle: the slot that it locked before, or else the first free one of `numbers`.
+        """Lock the wait slot that this handle locked before, or else the first free slot of `numbers`.
 
         The caller locks the slot again before each write, because a lost connection to a server drops locks.
 
@@ -194,7 +194,7 @@ class LivenessFile:
 
 
 class ProcessIdentity(NamedTuple):
-    """The host, boot and namespaces of a process. Within them, its pid and start time identify the process."""
+    """The host, boot and namespaces of a process. A pid and a start time are unique only within these."""
 
     host: str
     boot_id: bytes
@@ -222,7 +222,8 @@ class ProcessIdentity(NamedTuple):
     def is_provably_dead(self, session: Session) -> bool:
         """Return whether the process of `session` is certainly dead. A child may still keep the session's byte locked.
 
-        A pid alone is not a proof: the kernel reuses pids, and a pid of another container is that of another process.
+        A pid alone is not a proof: the kernel reuses pids, and the same pid in another container belongs to another
+        process.
         """
         if not self.shares_processes_with(session):
             return False
@@ -236,7 +237,7 @@ class ProcessIdentity(NamedTuple):
         return self.is_other_process(session) or system.is_zombie(session.pid)
 
     def shares_processes_with(self, session: Session) -> bool:
-        """Return whether the pid in `session` refers to the same host, boot and pid namespace as pids here."""
+        """Return whether the pid in `session` refers to the host, boot and pid namespace of this process."""
         here = (self.host, self.boot_id, self.pid_space)
         return here == (session.host, session.boot_id, session.pid_space) and any(self.boot_id) and self.pid_space > 0
 
@@ -250,7 +251,7 @@ class ProcessIdentity(NamedTuple):
         return self.is_same_process(session) and system.process_state(session.pid) in ("T", "t")
 
     def is_other_process(self, session: Session) -> bool:
-        """Return whether the process that now has the pid of `session` certainly started at another time."""
+        """Return whether the process that now has the pid of `session` is certainly not the process of `session`."""
         if session.time_space != self.time_space or not session.start_time:
             return False  # start times of different time namespaces can't be compared: time_namespaces(7)
         found = system.start_time(session.pid)

@@ -47,11 +47,11 @@ class Liveness:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the log can have a liveness file: open-file-description locks exist, and it has no soft lock."""
+        """Whether the log can have a liveness file: open-file-description locks exist, and the log has no soft lock."""
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
-        """Find a number for a new session, and lock its byte. Return the number. The caller holds the log's lock.
+        """Find a number for a new session, lock its byte, and return the number. The caller holds the log's lock.
 
         The caller appends the session record after this call. Otherwise a probe between the two steps would find the
         new session dead.
@@ -96,8 +96,8 @@ class Liveness:
     def lock_slot(self, number: int, candidates: Iterable[int]) -> int:
         """Lock a wait slot for session `number` of this handle. Return the number of the slot; 0 if none is free.
 
-        The slot is the one that the handle locked before, or else the first free one of `candidates`. A log without a
-        liveness file has no locks on slots: there, session `number` uses slot `number`.
+        The method locks the slot that the handle locked before, or else the first free slot of `candidates`. A log
+        without a liveness file has no locks on slots: there, session `number` uses slot `number`.
         """
         if not self.is_supported:
             return number
@@ -105,7 +105,7 @@ class Liveness:
         return 0 if alive is None else alive.lock_slot(candidates)
 
     def lose(self) -> None:
-        """Close the liveness file. This unlocks the byte, except in a forked child, whose parent keeps it locked."""
+        """Close the liveness file, and so unlock the byte. (In a forked child, the byte stays locked by the parent.)"""
         self.file = None
         system.close_all(system.os.close, self._fds)
 
@@ -121,7 +121,7 @@ class Liveness:
 
         A lost connection to a server drops locks. If the file is gone, or another handle has locked the byte, the
         handle registers as another session with its next write. On a mount that hosts share, each of the two steps
-        costs a request, so alternate calls make alternate steps.
+        costs a request, so each check makes only one step, in turn.
         """
         alive = self.file
         if alive is None or now - self.checked_at <= CHECK_S:
@@ -197,7 +197,8 @@ class Registration:
         record of this session, so the record is appended first.
 
         Args:
-            is_guest: register without a rank, and not as a participant. A handle that begins the next run passes True.
+            is_guest: whether to register without a rank, and not as a participant. A handle that begins the next run
+                passes True.
         """
         handle, liveness, run = self._handle, self.liveness, self._handle.header.run
         session = self.describe()

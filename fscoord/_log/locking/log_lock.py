@@ -47,11 +47,10 @@ NAP_PHASE_S: Final = 0.02
 faster: if the kernel grants the lock to a sleeping process, no process uses the lock until that process has woken."""
 IN_A_ROW_NAP_S: Final = 0.001
 IN_A_ROW_PHASES: Final = 2.5
-"""The naps of a writer that writes again without a pause, while it waits for the lock.
+"""How long a writer that writes again without a pause naps before it waits in the kernel, in units of `NAP_PHASE_S`.
 
-`IN_A_ROW_NAP_S` is the length of each nap, in seconds. The writer naps for `IN_A_ROW_PHASES` times `NAP_PHASE_S`, and
-waits in the kernel after that. The other writers get the lock at the first attempt more often while this writer naps. A
-wake-up costs more than a write, so few long naps are better than many short ones.
+`IN_A_ROW_NAP_S` is the length of each nap, in seconds. While this writer naps, the other writers get the lock at the
+first attempt more often. A wake-up costs more than a write, so few long naps are better than many short ones.
 """
 POLL_S: Final = 0.05
 DEADLOCK_NAP_S: Final = 0.001
@@ -102,7 +101,8 @@ class LogLock:
     A `shared` lock excludes writers but not other readers. Its descriptor may be open for reading only. A shared soft
     lock does nothing, because soft locks have no shared mode.
 
-    `descriptors` are the open descriptors of the handle. The lock updates the set when it moves to another descriptor.
+    `descriptors` are the open descriptors of the handle. The `LogLock` updates this set when it changes to another
+    descriptor.
     """
 
     fd: int
@@ -140,7 +140,8 @@ class LogLock:
     def next_on(self, fd: int) -> LogLock:
         """Return a lock of the same kind and session on descriptor `fd`, which replaces this lock.
 
-        Both share the symbolic link of a soft lock. If this lock fails to remove the link, the new lock removes it.
+        The two locks share the symbolic link of a soft lock. If this lock fails to remove the link, the new lock
+        removes it.
         """
         following = LogLock(self.path, fd, self.kind, self.mutex, self._descriptors, shared=self.shared)
         following._symlink_lock = self._symlink_lock
@@ -197,7 +198,7 @@ class LogLock:
         return symlink_lock.foreign(self.marker)
 
     def holder(self) -> int | str | None:
-        """Return who holds the lock: a session number (0: not registered yet), a description, or None if unknown."""
+        """Return the holder of the lock: a session number (0: not registered yet), a description, or None (unknown)."""
         if self.fd < 0:
             return None
         if self.kind == SOFT:

@@ -12,9 +12,10 @@ class ProcessMutex:
         mutex: the re-entrant lock itself. If a signal handler calls the store in the middle of an operation of its own
             thread, a plain lock would deadlock. With a re-entrant lock, the handler finds ``is_inside`` set and gets an
             error.
-        is_inside: whether the thread that holds ``mutex`` is inside an operation. Only that thread reads or writes it.
+        is_inside: whether the thread that holds ``mutex`` is inside an operation. Only this thread reads or writes
+            ``is_inside``.
         leader: the id of the thread that leads combined writes of this log; 0 if there is none. A signal handler in
-            that thread must not wait for the leader. Another thread only compares it with its own id.
+            that thread must not wait for the leader. Every other thread only compares ``leader`` with its own id.
     """
 
     def __init__(self, key: LogKey) -> None:

@@ -37,8 +37,8 @@ class Cursor:
 
     Args:
         handle: the state of the handle, whose ``machine`` and ``table`` apply the records.
-        on_control: a function that is called when control records were read. A control record is about the log and not
-            about a key, such as a death record, so it concerns every waiter.
+        on_control: a function that is called when control records were read. A control record, such as a death record,
+            is about the log and not about a key. So every waiter must read the log again.
     """
 
     def __init__(self, handle: HandleState, on_control: Callable[[], object] | None = None) -> None:

@@ -1,8 +1,8 @@
 """`LargeValues`: read the spilled values of one handle, which stay in the file and not in memory.
 
-The offset of a spilled value is valid only in the generation in use. The next generation begins with a snapshot. When a
-handle enters the next generation, it reads the head of each record of the snapshot, without the value, and so finds the
-new offset of each spilled value. So the file of the superseded generation can be closed at once.
+The offset of a spilled value is valid only in the generation in use. The next generation begins with a snapshot. A
+handle that enters the next generation reads the head of each record of the snapshot, without the value. So the handle
+finds the new offset of each spilled value. Therefore the file of the superseded generation can be closed at once.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class LogWriter:
         self.last_time = 0
 
     def next_time(self) -> int:
-        """Return the time of the next record (wall time in nanoseconds). It is later than that of the last record."""
+        """Return the time of the next record (wall time in ns), which is later than the time of the last record."""
         self.last_time = max(system.wall_time_ns(), self.last_time + 1)
         return self.last_time
 

@@ -1,9 +1,9 @@
 """`Extent`: consecutive bytes of a log that a handle has read or written. The processes of a node share an extent.
 
 On a mount that several hosts share, each read is a request to the server. The last arrival at a barrier wakes all ranks
-of a node (a host), and each of them would read the same records from the server. Instead, before a process rings the
-node's bell, it copies the bytes that it has read or written last into the bell file. A waiter that wakes applies the
-records in these bytes.
+of a node (a host), and each of them would read the same records from the server. Instead, a process wakes the waiters
+of its node through a small file, the bell. Before the wake-up, the process copies the bytes that it has read or written
+last into the bell. A waiter that wakes applies the records in these bytes.
 
 The extent in the bell may be old, torn or lost:
 
@@ -35,7 +35,7 @@ FileId = tuple[int, int, int]
 
 
 class Extent(NamedTuple):
-    """Consecutive bytes of one file. They belong to complete records, so they never change.
+    """Consecutive bytes of one file that belong to complete records. Such bytes never change.
 
     Attributes:
         file: the file.
@@ -54,7 +54,7 @@ class Extent(NamedTuple):
 
 
 def joined(last: Extent | None, new: Extent) -> Extent:
-    """Return the last `EXTENT_MAX` bytes of `last` and `new` together. Ignore `last` if `new` does not follow it."""
+    """Return the last `EXTENT_MAX` bytes of `last` and `new` together. Ignore `last` if `new` does not continue it."""
     file, start, data = new
     if last is not None and last.file == file and last.end == start:
         start, data = last.start, last.data + data
@@ -63,7 +63,7 @@ def joined(last: Extent | None, new: Extent) -> Extent:
 
 
 EXTENT_OFFSET: Final = CELLS_END + 3 * SIZE
-"""The offset of the extent in the bell file. It follows the two tables of `node_poller.NodeProbes`."""
+"""The offset of the extent in the bell file. The extent follows the two tables of `node_poller.NodeProbes`."""
 
 _HEAD = Struct("<IIQQQQ")
 """The header of an extent in the bell: the checksum of all bytes after the checksum, the size of the data, the device,
@@ -73,7 +73,7 @@ the inode number and the generation of the file, and the offset of the data in t
 def publish(bell: Doorbell, extent: Extent) -> None:
     """Write `extent` into the bell, unless the bell has an extent of the same file that ends at `extent.end` or later.
 
-    Errors are ignored: a ring works without an extent.
+    Errors are ignored, because a waiter that finds no extent reads from the server.
     """
     with ignoring(OSError):
         seen = system.os.pread(bell.fd, _HEAD.size, EXTENT_OFFSET)

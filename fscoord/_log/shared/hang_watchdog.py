@@ -14,7 +14,7 @@ from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
 FIRST_S = 10.0
-"""How long a call may take before the first warning, in seconds. Each further warning comes after twice the time."""
+"""How long a call may take before the first warning, in seconds. This time doubles for each further warning."""
 
 
 class KernelCall:

@@ -59,8 +59,8 @@ PIECE: Final = 1 << 18
 """The size of one WRITE request in bytes if the mount options don't state it."""
 
 REVALIDATE_BYTE: Final = BASE - 1
-"""The offset of a byte that no process locks exclusively. A shared lock on it is granted at once, and empties the
-cache."""
+"""The offset of a byte that no process locks exclusively. A shared lock on this byte is granted at once, and empties
+the cache."""
 
 
 class NetworkAccess:
@@ -108,7 +108,7 @@ class NetworkAccess:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
-        """Open the log by calling `call`. Repeat it after ESTALE (the NFS client has cached an old name)."""
+        """Open the log by calling `call`. Repeat the call after ESTALE (the NFS client has cached an old name)."""
         handle = self._handle
         for attempt in range(1, OPEN_TRIES + 1):
             try:
@@ -174,10 +174,10 @@ class NetworkAccess:
         return not handle.is_torn and system.os.fstat(handle.reader_fd).st_size != end
 
     def _is_behind(self) -> bool:
-        """Return whether the handle is before a position that it has reached earlier. If not, remember this position.
+        """Return whether the handle is before a position that it reached earlier. If not, store its position.
 
-        A recovery reads the log again from the beginning. This read ends too early if the client answers it from an old
-        file size. The handle would then lack records that were acknowledged, or that an earlier read has returned.
+        A recovery reads the log again from the beginning. This read ends too early if the client has cached an old file
+        size. The handle would then lack records that were acknowledged, or that an earlier read has returned.
         """
         position = self._handle.header.generation, self._handle.offset
         if position < self._seen:
@@ -199,7 +199,8 @@ class NetworkAccess:
     def read_extent(self, extent: Extent) -> bool | None:
         """Apply the records in `extent`, without a read from the server. Another process on this host has read them.
 
-        This method does not check the path. A caller that must wait further calls `read`, which checks the path.
+        This method does not check the path. If the caller must continue to wait, it calls `read`, which checks the
+        path.
 
         Returns:
             Whether a seal was read; None if `extent` has no bytes after the handle's position.
@@ -450,7 +451,7 @@ class NetworkAccess:
     def retries_recovery(self, error: StoreUnavailableError) -> bool:
         """Return whether to repeat a recovery that failed with `error`.
 
-        It is repeated after ESTALE, because another host may have removed the file during the recovery.
+        A recovery is repeated after ESTALE, because another host may have removed the file during the recovery.
         """
         if error.errno != system.errno.ESTALE or not isinstance(error.__cause__, OSError):
             return False
@@ -477,7 +478,8 @@ class SymlinkLockAccess(NetworkAccess):
     def _is_caught_up(self, *, final: bool) -> bool:
         """Do the same as the base method, and move the descriptor for writing to the end of the file.
 
-        The descriptor has no O_APPEND, so the next record is written at its position. The file must end at ``offset``.
+        The descriptor has no O_APPEND, so the next record is written at the descriptor's position. The file must end at
+        ``offset``.
         """
         handle = self._handle
         if self.coherence != DIRECT or handle.read_only:

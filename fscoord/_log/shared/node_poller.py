@@ -45,7 +45,8 @@ HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END 
 """The offsets of three bytes in the bell: the number of polls, the time between two polls in milliseconds, and the
 number of requests for faster polls. The two counts are modulo 256, and the time is at most 255."""
 TERM_BYTE: Final = CELLS_END + 4
-"""The offset of a byte in the bell that is odd while there is a poller. It changes when a poller begins or leaves."""
+"""The offset of a byte in the bell. The byte is odd while there is a poller, and changes when a poller begins or
+leaves."""
 QUEUE_AFTER_S: Final = 0.1
 """How long a process waits before it queues for the poller's lock, in seconds."""
 FALLBACK = "/tmp"  # noqa: S108
@@ -223,13 +224,13 @@ class NodeProbes:
 
 
 class PollerElection:
-    """Takes part in the election of the host's poller. If this process is elected, one of its waiters polls.
+    """Takes part in the election of the host's poller. If this process is elected, one waiter of this process polls.
 
     `_guard` protects the descriptors, the poller and the set of waiters. A thread that blocks in the kernel for the
     poller's lock does not hold `_guard`.
 
     Args:
-        bell: the host's bell. The watcher closes it.
+        bell: the host's bell. The watcher closes the bell.
         recheck: a function that wakes all waiters of this process, so that each calls `try_elect` again.
 
     Attributes:
@@ -272,7 +273,7 @@ class PollerElection:
         self._waiting.add(waiter)
 
     def hurry(self, state: bytes) -> None:
-        """Ask the poller to poll faster, if it polls slowly. A waiter calls this method once, at its first arming."""
+        """Ask the poller to poll faster, if it polls slowly. A waiter calls this once, when it first arms a cell."""
         if state[INTERVAL_BYTE] > SLOW_INTERVAL_MS:
             self._put(HURRY_BYTE, state[HURRY_BYTE] + 1)
             self._bell.signal()
@@ -359,7 +360,10 @@ class PollerElection:
         return not term & 1 and term != self._refused
 
     def _acquire(self, *, may_queue: bool) -> bool:
-        """Try to take the poller's lock. Return whether that succeeded. If not, queue for it if `may_queue` is true."""
+        """Try to take the poller's lock, and return whether that succeeded.
+
+        If another process has the lock and `may_queue` is true, begin to wait for the lock in a thread.
+        """
         claim = system.threading.Lock()  # the thread that acquires it owns the descriptor
         term = self._byte(TERM_BYTE)
         try:
@@ -396,7 +400,10 @@ class PollerElection:
         return False
 
     def _wait_for_lock(self, fd: int, claim: Any) -> None:
-        """Block for the poller's lock on `fd`. Runs in a thread of its own. Do nothing if `claim` is taken already."""
+        """Block for the poller's lock on `fd`, in a thread of its own.
+
+        The thread first locks `claim`, and so becomes the owner of `fd`. If `claim` is locked already, do nothing.
+        """
         if not claim.acquire(blocking=False) or fd not in self._requested:  # an interruption or a fork has closed it
             return
         try:
@@ -426,7 +433,7 @@ class PollerElection:
         return self._byte(HEARTBEAT_BYTE)
 
     def is_hurried(self, waiter: Any, state: bytes | None = None) -> bool:
-        """Return whether `waiter` is the poller, and was asked to poll faster since `ack_hurry`."""
+        """Return whether `waiter` is the poller, and was asked to poll faster after the last `ack_hurry`."""
         if self._poller is not waiter:
             return False
         return (self._byte(HURRY_BYTE) if state is None else state[HURRY_BYTE]) != self._hurries
@@ -440,7 +447,7 @@ class PollerElection:
         return self._poller is waiter
 
     def notify(self, buckets: Container[int], extent: Extent | None = None) -> bool:
-        """Ring each of `buckets` that is armed. Return whether any of them was armed.
+        """Wake the waiters of the keys in `buckets`. Return whether any of `buckets` had a waiter (was armed).
 
         Args:
             buckets: the buckets.

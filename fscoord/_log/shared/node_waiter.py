@@ -33,8 +33,8 @@ class NodeWaiter(Waiter):
         election: the election of the node's poller.
         longest_sleep: as in `Waiter`.
         other_buckets: as in `Waiter`.
-        is_check_due: a function that returns whether this waiter must read the log although another process is the
-            poller, because a session seems dead or was not probed lately. The function also shows a long wait to other
+        is_check_due: a function that returns whether a session seems dead or was not probed lately. If so, this waiter
+            reads the log although another process is the poller. The function also shows a long wait to other
             processes.
     """
 
@@ -110,9 +110,9 @@ class NodeWaiter(Waiter):
     def notify_node(self, buckets: Collection[int], extent: Extent | None = None) -> None:
         """Ring the node's bell for the changed `buckets`. Do nothing if this waiter is not the node's poller.
 
-        `extent` has the bytes that the caller has read, for the waiters that are rung (see `extent`). The poller then
-        polls faster. It polls at the highest rate only if a waiter was armed for one of the buckets. Otherwise, while a
-        thousand ranks arrive at a barrier, each host would send a request every millisecond.
+        `extent` has the bytes that the caller has read. Waiters that wake apply these bytes (see the module `extent`).
+        The poller then polls faster. It polls at the highest rate only if a waiter was armed for one of the buckets.
+        Otherwise, while a thousand ranks arrive at a barrier, each host would send a request every millisecond.
         """
         if buckets and self._is_beside_election and self._election.is_poller(self):
             try:
@@ -201,7 +201,7 @@ class NodeWaiter(Waiter):
         return min(now + pause, deadline)
 
     def _expect_news(self, pause: float) -> None:
-        """Poll quickly for the next `NEWS_POLLS` polls. The first one comes after at most `pause` seconds."""
+        """Poll quickly for the next `NEWS_POLLS` polls. Make the first of these polls after at most `pause` seconds."""
         self._poll_pause = min(self._poll_pause, pause)
         self._quick_polls = NEWS_POLLS
 

@@ -54,7 +54,7 @@ class ChangedKeys:
         self.covers_all = True
 
     def mark_all(self) -> None:
-        """Make the next `take` return all buckets. Called for a control record, which may concern every waiter."""
+        """Make the next `take` return all buckets. Called after a control record, which may concern every waiter."""
         self.covers_all = True
 
     def take(self) -> Collection[int]:
@@ -77,7 +77,8 @@ class Sharing:
         machine: the state machine that the log must use. It forwards every call to the argument `machine`.
         changed_keys: collects the keys that changed. The poller rings for them, because no file event on this host
             reports the writes of other hosts.
-        outcomes: finds the records that other processes on this host append for this handle; None if they append none.
+        outcomes: finds the records that other processes on this host append for this handle; None if no other process
+            appends records for this handle.
         access: reads and writes the bytes of the log. `make_parts` sets this attribute.
         writer: appends batches; None if `outcomes` is None. `make_parts` sets this attribute.
         follow: `GenerationFollower.follow`, which opens the next generation after a seal. The log sets this attribute.

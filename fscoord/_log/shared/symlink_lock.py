@@ -1,11 +1,11 @@
-"""`SymlinkLock`: the soft lock of a log, for mounts without locks. It is held while a symbolic link exists.
+"""`SymlinkLock`: the soft lock of a log, for mounts without locks. The lock is held while a symbolic link exists.
 
 The target of the link is not a path: it is a text that names the holder. symlink(2) is atomic, and succeeds for only
 one process. Over NFS, the creation is one request, and the removal is another. No process opens the link.
 
 A regular file, created with O_EXCL as filelock does, has three disadvantages. Its holder keeps it open, so an NFS
 client needs three requests to remove it. A process that is killed before it has written the file leaves an empty file,
-which names no holder. And waiters open the file often to read the holder, so the server gives their host a delegation,
+which names no holder. Waiters open the file often to read the holder, so the server gives their host a delegation,
 which it must recall before the file can be removed (RFC 8881, 10.4).
 
 An NFS client that gets no reply repeats the request. If the first request had created the link, the server answers that
@@ -75,14 +75,14 @@ class _Owner(NamedTuple):
 
 
 def _owner_of(path: str) -> Session | None:
-    """Return the owner of the link at `path`; None if it is missing, or does not name an owner."""
+    """Return the owner of the link at `path`; None if the link is missing, or does not name an owner."""
     with ignoring(OSError, MalformedRecord):
         return _Owner.decode(_read(path)).session
     return None
 
 
 def holder(path: str) -> str | None:
-    """Return ``host:pid`` of the owner of the link at `path`; None if it is missing, or does not name an owner."""
+    """Return ``host:pid`` of the owner of the link at `path`; None if the link is missing, or names no owner."""
     owner = _owner_of(path)
     return None if owner is None else str(owner)
 
@@ -90,8 +90,8 @@ def holder(path: str) -> str | None:
 def foreign(path: str) -> str:
     """Return why this process can't find out whether the owner of the link at `path` is alive; "" if it can.
 
-    The owner may have the same host name, but belong to another boot or another container. Then its pid may also be the
-    pid of another process here, so this process can't find out.
+    The owner may have the same host name, but belong to another boot or another container. Then the owner's pid may
+    also be the pid of another process on this host, so the pid proves nothing.
     """
     owner, here = _owner_of(path), ProcessIdentity.find()
     if owner is None or owner.host != here.host or here.shares_processes_with(owner):

@@ -4,8 +4,8 @@ A waiter sleeps until an event, or until its next poll. So no result depends on 
 waiter until its next poll.
 
 Of the waiting threads of a process, only one reads the inotify descriptor. It wakes the threads whose keys were
-written. If several threads read it, a thread could consume the event of another thread. When the reading thread leaves,
-another thread takes over. With asyncio, the event loop reads the descriptor.
+written. If several threads read the descriptor, a thread could consume the event of another thread. When the reading
+thread leaves, another thread takes over. With asyncio, the event loop reads the descriptor.
 
 A signal handler may wait as well, and so interrupt another wait of its thread. The handler must never block on a lock
 that the interrupted code holds. Therefore `_sleeping` has no mutex: single C calls change it, and code that iterates
@@ -88,7 +88,10 @@ class Waiter:
         self._pause = 0.0
 
     def arm(self, bucket: int) -> None:
-        """Arm `bucket`. The caller then reads the log. A write to the bucket after this call ends the next sleep."""
+        """Arm the cell of `bucket`: a write to a key of the bucket after this call ends the next sleep.
+
+        The caller reads the log after this call.
+        """
         watcher = self.watcher
         self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
         if bell is not None:
@@ -104,7 +107,8 @@ class Waiter:
         """Return whether the caller must read the log again: a key may have changed, or the wait is over.
 
         A ring is always followed by an event. So if no event was read since the waiter was armed, the result is False
-        without a system call. If there was a ring, its unread event ends the next `ChangeWatcher.block` at once.
+        without a system call. If there was a ring, the unread event of the ring ends the next `ChangeWatcher.block` at
+        once.
         """
         watcher = self.watcher
         if self.is_over or (self._longest_sleep and self._deaths != watcher.deaths):

@@ -70,7 +70,7 @@ QUEUE_HEADS_MAX: Final = 16
 
 etcd sorts the whole queue for each request, so the handle caches the keys of these values. The cached keys stay at the
 head, because later values have higher creation revisions. If another handle has removed a value whose key is cached,
-the condition of the deletion fails.
+the condition of this handle's deletion fails.
 """
 
 
@@ -443,8 +443,8 @@ class EtcdStore(Store):
 
         Args:
             name: the key.
-            change: given the current value, or None if the key is missing, returns the new value. If it returns None,
-                nothing is written.
+            change: a function that is called with the current value (None if the key is missing), and returns the new
+                value. If the result is None, nothing is written.
 
         Returns:
             The value of the key after the call.
@@ -483,7 +483,7 @@ class EtcdStore(Store):
             is_certain = True
 
     def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
-        """Remove and return the oldest value of queue `name`. If the queue is empty, return a snapshot to watch from.
+        """Remove and return the oldest value of queue `name`. If the queue is empty, return a snapshot for a watch.
 
         The deletion has the condition that the first key still has its creation revision, so two handles never remove
         the same value. If the condition fails, the answer contains the new first keys. If the response is lost, the

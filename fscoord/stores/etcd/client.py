@@ -36,7 +36,8 @@ CONNECTIONS: Final = 64
 """How many idle connections are kept for each member. Each thread uses one connection during a call."""
 
 BODY_MAX: Final = 16 << 20
-"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB; base64 makes them a third larger."""
+"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB, and base64 makes a request a third
+larger."""
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
@@ -151,19 +152,19 @@ def _access_of_client(client: GatewayClient) -> Access:
 
 
 class CompactedError(FscoordError):
-    """etcd has removed the requested revision by a compaction; the caller must read again."""
+    """Raised if a compaction of etcd has removed the requested revision. The caller must read again."""
 
 
 class _NotSent(Exception):
-    """The request has had no effect: no member received the request, or a member refused the request."""
+    """Raised if a request had no effect: no member received the request, or a member refused the request."""
 
 
 class _Unanswered(Exception):
-    """The request may have had an effect: a member may have received it, but the response was lost."""
+    """Raised if a request may have had an effect: a member may have received the request, but the response was lost."""
 
 
 class _Unauthenticated(Exception):
-    """The token is no longer valid."""
+    """Raised if the token of the login is no longer valid."""
 
 
 class Client:
@@ -269,9 +270,9 @@ class Client:
     def after_fork(self) -> None:
         """Abandon the inherited connections in a forked child.
 
-        If two processes used one connection, each could read the answers to the other's requests. urllib3 locks the
-        queue of a pool when it destroys the pool. A thread of the parent may have held this lock during the fork. So
-        the queue is initialized again in place.
+        If two processes used one connection, a process could read the answers to requests of the other process. urllib3
+        locks the queue of a pool when it destroys the pool. A thread of the parent may have held this lock during the
+        fork. So the queue is initialized again in place.
         """
         for pool in self._pools:
             if pool.pool is not None:

@@ -101,7 +101,7 @@ class LeaseSession:
         self._transactions.session_number = 0
 
     def register(self, rank: int | None, limit: float) -> int:
-        """Register the session if it is new, and return its number. If `rank` is given and new, record the rank."""
+        """Register the session if it is not registered yet, and return its number. Also record `rank`, if it is new."""
         system.process_epoch()
         with self._lock:
             ranks = self._ranks if rank is None or rank in self._ranks else (*self._ranks, rank)

@@ -78,7 +78,7 @@ class TxnResult(NamedTuple):
     """The outcome of a write.
 
     Attributes:
-        is_done: whether the conditions were true, so that the write was committed.
+        is_done: whether the conditions were true. If so, the write was committed.
         answers: the answers to the executed operations: `success` or `failure` of `Transactions.write`.
         revision: the revision of the transaction.
     """
@@ -104,7 +104,7 @@ class Transactions:
         """Execute the reads `operations` at one revision. Return the answers, and the revision.
 
         Raises:
-            StoreUnavailableError: no answer within `limit` seconds, or etcd compacted its history during each try.
+            StoreUnavailableError: no answer came within `limit` seconds, or etcd compacted its history during each try.
         """
         from fscoord.stores.etcd.client import CompactedError
 
@@ -142,7 +142,7 @@ class Transactions:
         Raises:
             LimitExceededError: there are too many operations for one transaction.
             SessionDeadError: the lease of the session has expired.
-            StoreUnavailableError: no answer within `limit` seconds.
+            StoreUnavailableError: no answer came within `limit` seconds.
         """
         if len(success) > OPERATIONS_MAX:
             raise LimitExceededError(
@@ -188,8 +188,8 @@ class KeyWatcher:
 
     Args:
         client: the client of the handle.
-        show: called to show a long wait to other processes, with the logger of the wait, the kind of the missing names,
-            and the names.
+        show: a function that shows a long wait to other processes. It is called with the logger of the wait, the kind
+            of the missing names, and the names.
     """
 
     def __init__(self, client: Client, show: Callable[[SlowWaitLogger, str, list[bytes]], object]) -> None:
@@ -220,8 +220,8 @@ class KeyWatcher:
             look: reads the names, and returns a result or a snapshot of the missing names. Its argument is its timeout,
                 in seconds.
             what: the kind of the names, for messages.
-            accept: converts the value that a watch has reported to the result, so that no other read is needed. Pass it
-                only if the wait is for the value of a single key.
+            accept: makes the result from a value that a watch has reported, so that no other read is needed. Pass
+                `accept` only if the wait is for the value of a single key.
 
         Raises:
             StoreTimeoutError: a name was still missing after `limit` seconds.

@@ -403,7 +403,7 @@ class FileStore(Sessions):
             operation: the operation.
             limit: the timeout, in seconds; None: the store's timeout.
             started: when the caller's call began, by the monotonic clock; None: now.
-            arm: for an arrival: a function that arms the wait for the end of the barrier.
+            arm: a function that arms the wait for the end of the barrier, if the operation is an arrival.
             decide: computes the records to append, on a log that only this host mounts; None: `Draft.decide`.
         """
         if limit is None:

@@ -25,8 +25,9 @@ from fscoord.stores.file.waits import Condition, Write
 class Arrival(Condition["bytes | None"]):
     """The condition that all ranks have arrived at a barrier. `arrive` records the arrival of the caller.
 
-    The answer of the wait is described in `ArrivalRequest`. If the store has slots, a caller with a rank arrives in its
-    slot; see `arrival_slots`. All other callers arrive by a record in the log.
+    `ArrivalRequest` describes the answer of the wait. If the store has slots (bytes of the bell file, one slot for each
+    rank), a caller with a rank arrives by a write to its slot; see `arrival_slots`. All other callers arrive by a
+    record in the log.
 
     Args:
         log: the log of the store.
@@ -95,7 +96,7 @@ class Arrival(Condition["bytes | None"]):
         return new_tuple(Operation, (kind, self._key, token, b"", rule, self._done, self._size))
 
     def _was_deleted(self, begun: Begun) -> bool:
-        """Return whether a record read so far deletes a key of the barrier after the arrival.
+        """Return whether a key of the barrier was deleted after the arrival, or the run of the arrival has ended.
 
         If the handle has replayed the whole log since the arrival, it can't tell a delete before the arrival from a
         delete after the arrival. In this case the method ignores deletes, which is safe because a delete also clears

@@ -87,7 +87,8 @@ class ArrivalSlots:
         self._run = -1
         self._hash: Any = None
         self.bell = notifier.open_bell
-        """Returns the bell that contains the slots. None: the log has no bell, so ranks arrive only in the log."""
+        """A function that returns the bell with the slots, or None if the log has no bell. Without a bell, ranks arrive
+        only in the log."""
 
     def content(self, key: bytes, world_size: int) -> bytes:
         """Return the bytes that a rank writes to its slot at the barrier with the key `key`, in the current run."""

@@ -22,10 +22,10 @@ BEGIN_S: Final = 0.004
 """How long a wait lasts before it first checks the sessions, in seconds. Most waits end before this check."""
 
 DEATH_POLL_S: Final = 0.05
-"""The interval, in seconds, between checks of a session if the kernel does not watch its process."""
+"""The interval, in seconds, between checks of a session if the kernel does not watch the session's process."""
 
 PROBE_S: Final = 0.5
-"""The interval, in seconds, between checks of a session if the kernel watches its process.
+"""The interval, in seconds, between checks of a session if the kernel watches the session's process.
 
 The kernel reports only the end of the process. The checks detect a process that has closed its handle and continues to
 run.
@@ -36,7 +36,7 @@ OWN_PROBE_S: Final = 1.0
 """The interval, in seconds, between a waiter's own probes of a session on a mount that several hosts share."""
 
 STALE_S: Final = 2.0
-"""How long the poller's result for a session may stay the same before a waiter probes the session itself, in seconds.
+"""How long the poller's result for a session may stay the same, in seconds. Then the waiter itself probes the session.
 
 The waiter adds twice the duration of one round of the poller to this time. The poller is the process that probes the
 sessions for all waiters of a host; see `DeathWatch`.
@@ -44,7 +44,7 @@ sessions for all waiters of a host; see `DeathWatch`.
 
 
 class Needs(Protocol):
-    """The ranks or sessions that one wait needs alive."""
+    """The ranks or sessions that a wait needs. The wait ends if one of these dies."""
 
     def update(self) -> bool:
         """Update the set of needed ranks or sessions.
@@ -134,9 +134,10 @@ class DeathWatch:
     Args:
         log: the log of the handle that waits.
         notifier: the notifier that wakes the wait.
-        needs: the ranks or sessions that the wait needs alive.
+        needs: the ranks or sessions whose death ends the wait.
         known_sessions: all sessions that the wait needs, if they are known from the beginning. The end of one of these
-            sessions also wakes the waiter. So the waiter may sleep longer if the kernel watches all their processes.
+            sessions also wakes the waiter. So the waiter may sleep longer if the kernel watches the processes of all
+            these sessions.
     """
 
     def __init__(
@@ -240,7 +241,7 @@ class DeathWatch:
         return due
 
     def _ask(self, numbers: list[int]) -> dict[int, int]:
-        """Ask the poller to probe the sessions `numbers`. Return its results so far; {} if there is no poller."""
+        """Ask the poller to probe the sessions `numbers`. Return the poller's results so far; {} without a poller."""
         self._asked = numbers
         watcher = self._notifier._watcher
         election = None if watcher is None else watcher.election

@@ -59,11 +59,11 @@ def check_platform(lock: str, path: FilePath | None) -> None:
 
 
 def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_only: bool) -> FilePath | None:
-    """Return `path` or `file_name`, whichever is given, or None for a temporary file.
+    """Return the argument that is given, `path` or `file_name`. Return None if the store is a temporary file.
 
     Raises:
-        TypeError: both are given.
-        ValueError: neither is given, and the store is read-only.
+        TypeError: both `path` and `file_name` are given.
+        ValueError: a read-only store has neither a `path` nor a `file_name`.
     """
     if path is not None and file_name is not None:
         raise TypeError("path and file_name are two names for one argument; pass one")
@@ -120,7 +120,7 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
-    """Close `store` when the process exits. Until then, hold a reference to a participant, so that it stays alive."""
+    """Close `store` when the process exits. If `store` is a participant, keep a reference to it until the exit."""
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
@@ -210,8 +210,8 @@ def remove_side_cars(path: str) -> None:
 def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> Log:
     """Open a log with `make`, join its run (see `Log.join_run`), and return the log.
 
-    If the log is removed before the handle has joined its run, open the next log at the same path. For the caller this
-    makes no difference, because it has read nothing of the first log.
+    If the log is removed before the handle has joined a run, open the next log at the same path. The caller notices no
+    difference, because the handle has read no data from the first log.
     """
     for attempt in range(1, ATTEMPTS + 1):
         log: Log | None = None
@@ -230,9 +230,9 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 
 
 def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
-    """Return the combiner, which combines this handle's writes with other writes of its host, or None.
+    """Return the combiner, which combines the writes of this handle and of other processes on its host, or None.
 
-    None: the handle appends its own writes. This is the case on every log that only one host uses.
+    The result None means that the handle appends its own writes, as on every log that only one host uses.
     """
     outcomes = None if log.shared is None else log.shared.outcomes
     if outcomes is None:

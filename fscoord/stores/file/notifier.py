@@ -30,14 +30,15 @@ from fscoord.stores.file.wait_slots import WaitSlots
 BELL_SUFFIX: Final = ".bell"
 
 ANNOUNCE_S: Final = 0.1
-"""The longest wait of an announcement for the log's lock, in seconds. It delays the waiter's next read of the log."""
+"""How long the announcement of the bell, a record in the log, may wait for the log's lock, in seconds. This wait delays
+the waiter's next read of the log."""
 
 
 class ChangeNotifier:
     """Wakes the waits of one handle. When the handle writes, it rings the bell for the waits of all handles.
 
-    The first waiter announces the bell. So writers of a log that never had a waiter need not check for a bell. If no
-    bell can be used, the log itself is watched or polled. In all cases a slow poll limits the delay after a lost ring.
+    The first waiter announces the bell. Writers of a log without an announcement need not check for a bell. If no bell
+    can be used, the log itself is watched or polled. In all cases a slow poll limits the delay after a lost ring.
 
     Args:
         log: the log of the handle.
@@ -54,7 +55,7 @@ class ChangeNotifier:
     """
 
     slots: WaitSlots | None = None
-    """Shows the long waits of the handle to other processes; None: they are not shown."""
+    """The object that shows the handle's long waits to other processes; None: long waits are not shown."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class ChangeNotifier:
         self.passes_on_changes = self._shared is not None
 
     def open_bell(self) -> Doorbell | None:
-        """Open and return the bell that was announced last. Return None if there is none, or if it can't be opened."""
+        """Open and return the bell that was announced last. Return None if none was announced, or after an error."""
         bell, count = self._bell, self._log.handle.bell
         if self._announcements != count or (bell is not None and bell.fd < 0):
             bell = self._bell = self._find_or_warn()
@@ -138,7 +139,7 @@ class ChangeNotifier:
 
         Args:
             deadline: the deadline of the wait, by the monotonic clock.
-            longest_sleep: for a wait with a death watch: returns the longest sleep, in seconds.
+            longest_sleep: a function that returns the longest sleep, in seconds; None: the wait has no death watch.
             sessions: the sessions whose end also wakes the waiter.
             is_check_due: see `NodeWaiter`.
         """

@@ -42,7 +42,8 @@ HELD_S: Final = 0.25
 HELD_POLL_S: Final = 0.01
 
 HOLDER_S: Final = 2.0
-"""The longest search of this host for a holder of the log's lock that has no session, in seconds."""
+"""How long the observer searches the processes of this host for the holder of the log's lock, in seconds. The search is
+made if the holder has no session."""
 
 COMPLETED: Final = (b"/complete", b"/last_member")
 """The suffixes of the keys that the last rank at a barrier sets."""
@@ -54,9 +55,10 @@ class SeenSession(NamedTuple):
     Attributes:
         session: the record of the session.
         alive: ``"yes"``, ``"no"`` or ``"unknown"``.
-        found_dead: when its death was recorded, in seconds since the epoch; None if no death was recorded.
+        found_dead: when the session's death was recorded, in seconds since the epoch; None if no death was recorded.
         is_stopped: whether its process is stopped; False for a process of another host.
-        idle: the seconds since its last record in the current file of the log; None if that file has none.
+        idle: the seconds since the session's last record; None if the current file of the log has no record of the
+            session.
         slot: its wait slot, or None if it shows no wait.
         waited: how long the session has waited, in seconds; 0.0 if it shows no wait.
     """
@@ -98,7 +100,7 @@ class Observation(NamedTuple):
         size: the size of the current file, in bytes.
         writes: {(session number, kind): number of records}, in the records that this observer has read.
         barriers: how many barriers were completed, in the records that this observer has read.
-        notes: sentences for the user about other facts, such as a fact that could not be determined.
+        notes: sentences for the user, for example about a fact that could not be determined.
     """
 
     path: str

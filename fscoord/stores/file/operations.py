@@ -29,7 +29,7 @@ from fscoord.errors import LimitExceededError, StoreUnavailableError
 from fscoord.stores.file.replay import KeyValueState, Rope, StoredValue, materialize
 
 RESULT_MAX: Final = 16 * 1024
-"""The longest value, in bytes, that a leader reads or returns for an author other than itself."""
+"""The longest value, in bytes, that a leader reads or returns for another author."""
 
 REFUSALS: Final = (NotACounterError, CounterRangeError, LimitExceededError)
 """The errors that an operation may raise when it is decided. An operation that raises one of these changes nothing."""
@@ -50,9 +50,9 @@ class Arrived(NamedTuple):
     """The result of an arrival.
 
     Attributes:
-        answer: None if the key `done` is set; `NOT_YET` if `done` is not set. If `fscoord._waiting.rounds.is_last`
-            can't tell whether this arrival is the last: the new value of the key of the arrivals, which the caller must
-            parse.
+        answer: None if the key `done` is set, and `NOT_YET` if `done` is not set. If `fscoord._waiting.rounds.is_last`
+            can't tell whether this arrival is the last, the answer is the new value of the key of the arrivals, and the
+            caller must parse this value.
         is_last: whether this arrival has set the key `done`.
     """
 
@@ -187,7 +187,7 @@ class Draft:
         return records, result
 
     def decide(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
-        """Decide `operation` on `key`, and don't change the draft. Return the result of a `fscoord._log.log.Decide`."""
+        """Return the result of a `fscoord._log.log.Decide` for `operation` on `key`. The draft does not change."""
         kind, value, rule = operation.kind, operation.value, operation.rule
         if rule > RANKS:
             return self._decide_by_rule(key, operation)
@@ -341,7 +341,7 @@ def _leave(_: Spilled) -> bytes:
 
 
 class KeyValueDecider:
-    """Implements `Decider`, with which `fscoord._log.shared.combining` decides, encodes and decodes operations.
+    """Implements `Decider`: decides, encodes and decodes operations for `fscoord._log.shared.combining`.
 
     Args:
         state: the state of the handle.

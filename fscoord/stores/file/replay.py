@@ -74,7 +74,7 @@ class KeyValueState:
 
     A value of `spill_bytes` or more is spilled: its bytes are only in the file, and memory holds a `Spilled`. If
     `spill_bytes` is 0, no value is spilled. A value that grows to this size by appends is spilled at the next
-    compaction. A method that returns a value returns its bytes, also for a spilled value.
+    compaction. A method that returns a value reads the bytes of a spilled value from the file.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
@@ -237,7 +237,10 @@ class KeyValueState:
         return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
     def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
-        """Return the missing keys, each once and in order, and the list of the values, empty if a key is missing."""
+        """Return (missing keys, values).
+
+        The missing keys are in the order of `keys`, each once. If a key is missing, the list of values is empty.
+        """
         absent = [key for key in dict.fromkeys(keys) if key not in self.values]
         return absent, [] if absent else [materialize(self.values[key], fetch) for key in keys]
 
@@ -246,7 +249,7 @@ class KeyValueState:
         return key in self.values or key in self.queues
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Return the keys among `keys` that have neither a value nor a queue, each once and in order."""
+        """Return those of `keys` that have neither a value nor a queue. Each key is listed once, in the given order."""
         return [key for key in dict.fromkeys(keys) if not self.has(key)]
 
 

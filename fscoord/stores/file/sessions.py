@@ -46,7 +46,7 @@ ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 
 
 class Sessions(Store):
-    """A store in a log. Each handle that has registered is a session."""
+    """A store in a log, which records a session for each registered handle."""
 
     path: str
     _log: Log
@@ -129,7 +129,7 @@ class Sessions(Store):
         return found
 
     def _state_of(self, number: int, found: dict[int, bool | None]) -> str:
-        """Return `Member.alive` for session `number`, given `found` by `_probe`. The caller holds the process mutex."""
+        """Return `Member.alive` of session `number`. `found` is a result of `_probe`. The caller holds the mutex."""
         log = self._log
         if number in log.table.deaths:
             return ANSWERS[False]

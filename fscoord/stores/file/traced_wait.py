@@ -21,7 +21,7 @@ class TracedWait:
         log: the log of the store.
         state: the state of the store, or None if the wait is not for keys.
         kind: the kind of the span.
-        keys: the first of the missing keys, and any other key whose change may end the wait.
+        keys: the first few of the missing keys, and also another key if its change may end the wait.
         missing: the number of missing keys.
         started: when the wait began, by the monotonic clock.
     """

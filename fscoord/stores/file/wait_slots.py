@@ -64,7 +64,7 @@ class WaitSlots:
             self._waits.show(slow_logger, kind, keys)
 
     def _write(self, longest: Shown | None, more: int) -> None:
-        """Write the slot of the session, or clear the slot if `longest` is None. The handle may be closed already."""
+        """Write the wait `longest` to the session's slot; None: clear the slot. The handle may be closed already."""
         epoch, number = self._number
         if longest is not None:
             epoch, number = system.process_epoch(), self._log.session_if_ready

@@ -77,7 +77,7 @@ class Condition(ABC, Generic[T]):
     """The kind of the wait's span in a trace."""
 
     other_key = b""
-    """Another key whose change may end the wait, or empty."""
+    """Another key whose change may end the wait. Empty: there is no other key."""
 
     arrive: Callable[[Callable[[], None], Waiter | None], T | NotYet] | None = None
     """A function that replaces the first `look` of an arrival; None for all other conditions.
@@ -102,7 +102,7 @@ class Condition(ABC, Generic[T]):
         """Release the resources of the condition. This method may be called twice."""
 
     def give_up(self, waited: float) -> T:
-        """Called at the deadline, after `waited` seconds. Raise `StoreTimeoutError`, or return an answer."""
+        """Raise `StoreTimeoutError`, or return an answer, at the deadline. The wait has lasted for `waited` seconds."""
         look = self._log.closer_look() if waited >= 0.001 else ""
         raise missing_error(self._log.path, self.what, self.missing, waited, look)
 
@@ -145,7 +145,7 @@ class FileWait(Generic[T]):
 
     Args:
         notifier: wakes the wait.
-        condition: ends the wait.
+        condition: the condition that ends the wait.
         timeout: the longest wait, in seconds.
         slow_logger: logs warnings if the wait is long; None: the wait creates one when it needs one.
         started: when the wait began, by the monotonic clock; None: now.
@@ -334,7 +334,7 @@ class FileWait(Generic[T]):
         return 0.0
 
     def _record_time_out(self) -> None:
-        """End the span of this wait. If its reads took all the time, so that it never slept, begin the span first."""
+        """End the span of this wait. Begin it first if the wait never slept, because its reads took all the time."""
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.time_out()
@@ -401,9 +401,9 @@ class Keys(Condition["list[int]"]):
     The answer is the list of the dead sessions or ranks. It is empty if all keys are present, or if the wait needs no
     rank any more.
 
-    A single key is read without the process mutex; see `KeyValueState.reset`. If another thread is applying records at
-    the moment of the read, only the first of these records may be visible. The visible records form an earlier, valid
-    state of the store.
+    The condition reads a single key without the process mutex; see `KeyValueState.reset`. If another thread is applying
+    records at the moment of the read, only the first of these records may be visible. The visible records form an
+    earlier, valid state of the store.
 
     Args:
         log: the log of the store.

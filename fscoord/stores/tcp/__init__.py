@@ -39,7 +39,7 @@ __all__ = ["TCPStore"]
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
-"""The longest key or value in a request, in bytes. If it is longer, torch's server closes the connection."""
+"""The longest key or value in a request, in bytes. torch's server closes the connection if a key or value is longer."""
 
 WORKERS_POLL_S: Final = 0.02
 """The interval, in seconds, at which the master asks how many stores have connected."""
@@ -84,7 +84,8 @@ class TCPStore(Store):
 
     Args:
         host_name: the host on which the server listens.
-        port: the port on which the server listens. 0: the master chooses a free port, which is the property `port`.
+        port: the port on which the server listens. 0: the master chooses a free port. The property `port` has its
+            number.
         world_size: the number of stores for which the master waits.
         is_master: whether to run the server in this process.
         timeout: the default timeout of operations, also for connecting, in seconds or as a `timedelta`; None means 300

@@ -39,10 +39,10 @@ KEY, VALUE, ITEM, BARRIER = "key", "the value of key", "a value in queue", "the 
 
 
 class Failure(Exception):
-    """A call failed.
+    """Raised if a call failed.
 
     Attributes:
-        errno: the system's error number, or None.
+        errno: the error number that describes the failure, as in `OSError`, or None.
         has_received: whether any byte of an answer was received in this call.
         maybe_applied: whether the call had begun to send a write.
     """
@@ -125,7 +125,7 @@ class Connections:
             raise failure.store_error() from failure.__cause__
 
     def attempt(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Like `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
+        """Do the same as `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
         self.refuse_if_closed()
         channel = None
         try:
@@ -193,7 +193,7 @@ class Connections:
     def after_fork(self) -> None:
         """Close the inherited connections in a forked child.
 
-        If two processes used one connection, each could read the answers to the other's requests.
+        If two processes used one connection, a process could read the answers to requests of the other process.
         """
         for channel in [*self._idle, *self._busy]:
             channel.close()
@@ -249,7 +249,7 @@ class BlockingCalls:
         return self._await(limit, names, VALUE, lambda channel: _read_values(channel, names))
 
     def pop(self, name: bytes, limit: float, started: float) -> bytes:
-        """Wait for a value in the queue `name`, and remove and return the oldest value.
+        """Wait until the queue `name` has a value. Remove the oldest value, and return it.
 
         `started` is the time when the call began, by the monotonic clock.
         """

@@ -22,7 +22,7 @@ TIMEOUT_MAX_S: Final = 1e9
 
 
 class Server:
-    """Torch's server, on `port` of all addresses of this host, or on the listening socket `master_listen_fd`.
+    """Runs torch's server on `port` of all addresses of this host, or on the listening socket `master_listen_fd`.
 
     Attributes:
         port: the port of the server.

@@ -34,7 +34,7 @@ SLEEP_MAX_S: Final = 1e6
 
 
 class Unanswered(Exception):
-    """The deadline passed before the answer came."""
+    """Raised if the deadline passed before the answer came."""
 
 
 class Deadline:
@@ -125,12 +125,13 @@ WORKERS: Final = b"init/"
 """torch's own key, the counter of connected stores. It does not begin with a slash, so it equals no key of a caller."""
 
 PIPELINED_MAX: Final = 256
-"""How many requests are sent before the first answer is read. So many requests can't fill the buffers of either side.
+"""How many requests are sent before the first answer is read. This number of requests fits into the buffers of both
+sides.
 """
 
 
 class Disconnected(Exception):
-    """The server closed the connection, or sent an answer that does not fit the request."""
+    """Raised if the server closed the connection, or sent an answer that does not fit the request."""
 
 
 class Channel:
@@ -239,7 +240,7 @@ class Channel:
         return self._request(_keys_request(CHECK, names), self._read_byte) == 0
 
     def check_each(self, names: Sequence[bytes]) -> list[bool]:
-        """Return, for each of the keys `names`, whether it has a value or a non-empty queue."""
+        """Return a list that states for each of the keys `names` whether it has a value or a non-empty queue."""
         return self._request_each([_keys_request(CHECK, [name]) for name in names], lambda: self._read_byte() == 0)
 
     def values(self, names: Sequence[bytes]) -> list[bytes]:
@@ -255,7 +256,7 @@ class Channel:
         return counter_sum(self.values([name])[0] if self.check([name]) else None, 0, name)
 
     def value(self, name: bytes) -> bytes | None:
-        """Return the value of the key `name`, or None if it has no value, without waiting for one."""
+        """Return the value of the key `name` at once. Return None if the key has no value."""
         return self.value_of_each([name])[0]
 
     def value_of_each(self, names: Sequence[bytes]) -> list[bytes | None]:
@@ -287,7 +288,10 @@ class Channel:
         self._write(_key_request(QUEUE_PUSH, name) + _length_prefixed(data), name)
 
     def compare_set(self, name: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Set `name` to `desired` if its value is `expected`. Return the value afterwards; `expected` if none."""
+        """Set `name` to `desired` if its value is `expected`.
+
+        Return the value of `name` after the call. If `name` has no value, return `expected`.
+        """
         return self._request(_compare_set_request(name, expected, desired), self._read_text, writes=True)
 
     def add(self, name: bytes, amount: int) -> int:

@@ -26,18 +26,18 @@ BATCH_MAX: Final = 1 << 18
 is never split into several WRITE requests, because a lost connection could then leave a hole between its records."""
 
 SYNCED_MAX: Final = 32
-"""The largest number of requests in a batch of a durable log. The leader syncs each record by itself, and shows no sign
-of life to its followers during these syncs."""
+"""The largest number of requests in a batch of a durable log. The leader syncs each record separately, and shows no
+sign of life to its followers during these syncs."""
 
 _RECORD_SIZE: Final = 64
-"""The records of a request are at most this much longer than the request, in bytes."""
+"""The largest difference in size between the records of a request and the request itself, in bytes."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Draft(Protocol[T_contra]):
-    """The state that a store will have after the records of the batch. It decides one operation after another."""
+    """The state that a store will have after the records of the batch. A draft decides one operation after another."""
 
     def add(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
         """Decide `operation`. Return (records, result): at most `TIMES` records, each as (kind, key, value).
@@ -58,7 +58,7 @@ class Decider(Protocol[T]):
 
     @property
     def must_write_alone(self) -> type[Exception]:
-        """The type of error that `Draft.add` raises if only the author, another session, can decide the operation."""
+        """The type of error that `Draft.add` raises if an operation's author, and not a leader, must decide it."""
 
     def begin(self) -> Draft[T]:
         """Return the draft for one batch. The caller holds the log's lock and has read to the end."""
@@ -87,7 +87,7 @@ class Operation(Protocol):
 
     @property
     def size(self) -> int:
-        """The approximate size of its record, in bytes."""
+        """The approximate size of the operation's record, in bytes."""
 
 
 class Write:
@@ -122,7 +122,7 @@ class Write:
         self.refusal: BaseException | None = None
 
     def begin_by(self, now: float) -> None:
-        """If the write is part of a longer call, move its deadline to `limit` seconds after `now`, unless it is later.
+        """Move the deadline of a write in a longer call to `limit` seconds after `now`, if that is a later time.
 
         Only the first call of this method has an effect. A write that is part of a longer call does not read the clock
         when it begins, because most writes end before they need a deadline.
@@ -164,8 +164,9 @@ class Batch:
         log: the log.
         decider: decides the operations.
         write: the caller's own write.
-        station: the station, if the caller is the leader; None if the batch claims no requests.
-        slot: the slot of the leader; None without `station`.
+        station: the station (the files that contain the requests), if the caller is the leader; None if the batch
+            claims no requests.
+        slot: the leader's slot (the sockets that it uses); None without `station`.
 
     Attributes:
         claims: the requests that the last attempt of the transaction has claimed.

@@ -1,9 +1,10 @@
 """`Combiner`: writes the operations of one handle, together with operations of other processes on the same host.
 
-A writer tries to take the seat. If it gets the seat, it leads: it takes the log's lock, reads to the end, claims all
-published requests, decides its own operation and the requests, and appends all records in one write. Otherwise it
-publishes a request and waits for the answer. After it has published the request, the writer tries once more to take the
-seat. The leader may have left the seat before the request existed, and then no other process would claim the request.
+A writer tries to take the seat, a lock between the processes of the host. If the writer gets the seat, it leads: it
+takes the log's lock, reads to the end, claims all published requests, decides its own operation and the requests, and
+appends all records in one write. Otherwise it publishes a request and waits for the answer. After it has published the
+request, the writer tries once more to take the seat. The leader may have left the seat before the request existed, and
+then no other process would claim the request.
 
 The cases of a request without an answer:
 
@@ -61,7 +62,8 @@ TELL_S = 0.005
 """How long an author waits for an answer after its leader has left the seat, in seconds."""
 
 RETRY_S = 5.0
-"""The pause between two attempts to open a station, and between two checks of an open station, in seconds."""
+"""The pause between two attempts to open a station (the directory of requests), and between two checks of an open
+station, in seconds."""
 
 
 class Combiner:
@@ -93,8 +95,7 @@ class Combiner:
         Args:
             operation: the operation.
             limit: how long it may take, in seconds.
-            started: when the call began of which the operation is a part (monotonic, in seconds); None if the call
-                begins now.
+            started: the beginning of the caller's own call, if it has waited before (monotonic, in seconds); None: now.
 
         Raises:
             StoreTimeoutError: the author got neither the log's lock nor an answer within `limit` seconds.
@@ -279,10 +280,10 @@ class Combiner:
         return data if len(data) <= requests.REQUEST_MAX else None
 
     def _take_back(self, station: Station, write: Write) -> None:
-        """Remove the request of `write`, if it exists, because its publishing raised an error.
+        """Remove the request of `write`, if it exists, because the call that publishes it has raised an error.
 
-        The error may come from a signal handler that ran after the publishing. If a leader has claimed the request
-        meanwhile, this thread finds the record of the request when it reads the log under the log's lock.
+        The error may come from a signal handler that ran after the request was published. If a leader has claimed the
+        request meanwhile, this thread finds the record of the request when it reads the log under the log's lock.
         """
         with ignoring(OSError):  # for the same reason as the publishing
             station.remove(write.path)
@@ -368,7 +369,7 @@ class Combiner:
                 return answer
 
     def _take(self, answer: Answer, write: Write) -> Any:
-        """Return the result in `answer`. If it has none, take the log's lock and write alone."""
+        """Return the result in `answer`. If `answer` has no result, take the log's lock and write alone."""
         write.path = ""  # the leader has claimed it
         write.is_claimed = True
         if answer.verdict == requests.DONE:

@@ -6,7 +6,7 @@ of all requests whose outcome is open.
 
 If other hosts have compacted the log more than once, the handle reads a snapshot, which has no tokens. The snapshot
 contains the time of the last record of each session (`SessionTable.times`). The times of a session's records rise. So a
-request with a later time was not appended before the snapshot, and a request with exactly this time was.
+request with a later time was not appended before the snapshot, and a request with exactly this time was appended.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ TIMES: Final = 2
 class SharedLogWriter(LogWriter):
     """A `LogWriter` for a handle whose records a leader in another process may append.
 
-    The author of an operation chooses the time of its record before it takes any lock, and several threads may do so at
-    once. A record is identified by its session and its time. So no two records of a session may have the same time,
-    even if different processes append them.
+    The author of an operation chooses the time of the record before it takes any lock, and several threads may choose
+    times at once. A record is identified by its session and its time. So no two records of a session may have the same
+    time, even if different processes append them.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
@@ -127,8 +127,8 @@ class Watch:
 class Outcomes:
     """A `StateMachine` that forwards every call to `state_machine`, and finds the record of each open `Watch`.
 
-    The process mutex guards all methods except `open` and `close`. Any thread may call these two at any time, because
-    each is one operation on a dictionary.
+    The process mutex guards all methods except `open` and `close`. Any thread may call `open` and `close` at any time,
+    because each of these calls is one operation on a dictionary.
     """
 
     def __init__(self, state_machine: StateMachine, table: SessionTable) -> None:
@@ -140,7 +140,7 @@ class Outcomes:
         self._resets = 0
 
     def open(self, token: Token, note: Note, generation: int) -> Watch:
-        """Begin to watch for the record with `token`. Must be called before the request is published."""
+        """Begin to watch for the record with `token`. The caller publishes the request after this call."""
         watch = self._open[token] = Watch(token, note, generation, self._resets)
         return watch
 

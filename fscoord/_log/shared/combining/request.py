@@ -1,7 +1,7 @@
 """`Request` and `Answer`: encode and decode the messages between a follower and its leader. Pure.
 
-Both stay on one host, in a directory that is private to one user, and exist only during one call. The name of the
-directory contains a version (`station.VERSION`). A new version may have another format.
+Requests and answers stay on one host, in a directory that is private to one user, and exist only during one call. The
+name of the directory contains a version (`station.VERSION`). A new version may have another format.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Request(NamedTuple):
     """A request, as a leader reads it.
 
     Attributes:
-        author: the session that makes the request. The record names it as its writer.
+        author: the session that makes the request. The record names this session as its writer.
         time: the time of the record, which the author has chosen.
         address: the name of the socket on which the author receives the answer.
         operation: the encoded operation.

@@ -1,9 +1,9 @@
 """`Station`: the files through which the writers of a log on one host combine writes: requests, seat and sockets.
 
-The station is a directory beside the bell of the host, private to its user. The subdirectory ``q`` contains the
-requests. The subdirectory ``a`` contains the addresses of the threads that wait for an answer. The leader locks the
-file ``seat``. docs/format.md lists the names. The directory is in memory if possible, because a request is published
-much faster there.
+The station is a directory beside the bell of the host (the file that wakes waiters), and is private to its user. The
+subdirectory ``q`` contains the requests. The subdirectory ``a`` contains the addresses of the threads that wait for an
+answer. The leader locks the file ``seat``. docs/format.md lists the names. The directory is in memory if possible,
+because a request is published much faster there.
 
 - A **request** is usually a symbolic link, whose text is the request: one call creates the link, and one call reads it.
   A file would take four calls. A request that is too long for a link is a file, which is written under another name and
@@ -51,7 +51,7 @@ contain a null byte. The text may have 1,024 bytes on XFS (XFS_SYMLINK_MAXLEN), 
 
 
 class Slot:
-    """The sockets and the descriptor of the seat that one thread uses while it writes.
+    """The objects that one thread uses while it writes: its sockets, and its descriptor of the seat file.
 
     Each thread needs its own descriptor: two threads with the same descriptor would not exclude each other, because the
     seat is an open-file-description lock. If an interruption loses a slot, the garbage collector closes the slot.
@@ -63,8 +63,8 @@ class Slot:
         name: the file name of the address: the last component of `path`.
         take: takes the seat, or raises BlockingIOError.
         free: leaves the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
-        may_have_seat: whether the slot may have the seat. Set before `take`, and cleared after a failed `take` and
-            after `free`.
+        may_have_seat: whether the slot may have the seat. The flag is set before `take`, and cleared after a failed
+            `take` and after `free`.
     """
 
     may_have_seat = False
@@ -184,8 +184,9 @@ class Station:
         """Return the size in bytes of the empty directory of requests. Return -1 if this size is not known or useful.
 
         On tmpfs, the size of a directory grows with each name. On ext4, a directory has one block with or without
-        names, so the result is -1. The two differ in the size of the station's own directory, which always has three
-        names: on tmpfs this directory is larger than an empty directory. The result is also -1 if there is a request.
+        names, so the result is -1. The size of the station's own directory, which always has three names, distinguishes
+        the two file systems: on tmpfs this directory is larger than an empty directory. The result is also -1 if there
+        is a request.
         """
         size = system.os.stat(self._requests).st_size
         is_longer = system.os.stat(self.directory).st_size > size
@@ -194,7 +195,7 @@ class Station:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def take_slot(self, taken: list[Slot]) -> None:
-        """Take a slot for this thread, and append it to `taken`. Its inbox may contain answers to earlier requests."""
+        """Take a slot for this thread, and append it to `taken`. The inbox may contain answers to earlier requests."""
         try:
             # In one chain, so that the caller can give the slot back even if it is interrupted here.
             taken.extend(map(list.pop, (self._free_slots,)))
@@ -256,7 +257,7 @@ class Station:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the seat file has no name any more. Other processes then use another seat."""
+        """Whether the seat file has no name any more. Other processes then use another seat file."""
         with ignoring(OSError):
             return system.os.fstat(self._seat_fd).st_nlink == 0
         return True
@@ -272,7 +273,7 @@ class Station:
         return f"{self._requests}/{int(started * 1e9):020d}.{name}"
 
     def publish(self, slot: Slot, data: bytes, path: str) -> None:
-        """Publish the request `data` at `path`. The author uses `slot`.
+        """Publish the request `data` at `path`. `slot` is the slot of the request's author.
 
         Raises:
             OSError: the request can't be written, or this is a forked child, where `slot` belongs to the parent.
