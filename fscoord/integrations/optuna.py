@@ -1,8 +1,10 @@
 """`FscoordJournalBackend` keeps the journal of Optuna's ``JournalStorage`` in a store. It needs ``fscoord[optuna]``.
 
-The class implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py`` (Optuna
-4.5 to 5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads all
-entries from a given number on.
+`FscoordJournalStorage` is a ``JournalStorage`` that also fails the trials of dead processes.
+
+The backend implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py``
+(Optuna 4.5 to 5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads
+all entries from a given number on.
 
 **Layout.** The entries are stored in *segments*, which are values of the store. The key of a segment is the number of
 its first entry. One call of `~FscoordJournalBackend.append_logs` is one line, which one `Store.append` adds to the
@@ -17,6 +19,10 @@ the line again, to the next segment. Each line begins with random digits, by whi
 If a slow writer appends a line to the packed value, the line is ignored. Entries before a snapshot can't be dropped,
 because Optuna loads the snapshot only for a new ``JournalStorage``. A storage that was pickled, and a storage whose
 snapshot another version of Optuna wrote, read the journal from entry 0.
+
+**Owners of trials.** Optuna writes the id of the worker into each entry. In a `FscoordJournalStorage` this id begins
+with the number of the writer's session. So the entry that starts a trial also says which session runs the trial, and
+there is no moment at which a running trial has no owner. Each storage finds the owners when it reads the journal.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from fscoord._arguments import Key, key_text
@@ -37,11 +43,15 @@ from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, absolute, open_store, parse_url
 
 with needed_extra("fscoord.integrations.optuna", "optuna", "optuna"):
-    from optuna import __version__ as optuna_version
+    from optuna import Study, __version__ as optuna_version
+    from optuna.storages import JournalStorage
+    from optuna.storages._heartbeat import BaseHeartbeat  # this and the next two have no other names
     from optuna.storages.journal import BaseJournalBackend
-    from optuna.storages.journal._base import BaseJournalSnapshot  # it has no other name
+    from optuna.storages.journal._base import BaseJournalSnapshot
+    from optuna.storages.journal._storage import JournalStorageReplayResult
+    from optuna.trial import FrozenTrial, TrialState
 
-__all__ = ["FscoordJournalBackend"]
+__all__ = ["FscoordJournalBackend", "FscoordJournalStorage"]
 
 SEGMENT_BYTES: Final = 64 * 1024
 """A segment is sealed when it has this many bytes, or earlier if the store's longest value is short."""
@@ -51,6 +61,9 @@ SEGMENTS_IN_VALUE: Final = 64
 
 NEAR: Final = 1000
 """The most entries that a reader skips one by one. To skip more entries, a reader lists the segments in the store."""
+
+HEARTBEAT_S: Final = 24 * 3600
+"""The interval at which Optuna calls `FscoordJournalStorage.record_heartbeat`, which does nothing."""
 
 LOG: Final = "log/"
 SNAPSHOT: Final = "snapshot"
@@ -411,13 +424,151 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             )
 
 
+class FscoordJournalStorage(JournalStorage, BaseHeartbeat):
+    """A ``JournalStorage`` in which ``study.optimize`` fails the trials of dead processes, before each of its trials.
+
+    A trial belongs to the session of the handle that started it. When the store reports that session as dead, the next
+    worker that starts a trial sets the trial to ``FAIL``. A trial of a process that is slow or stopped stays
+    ``RUNNING``, because its session is alive. Trials that a plain ``JournalStorage`` started also stay ``RUNNING``.
+
+    Args:
+        backend: the journal. Its store must detect deaths.
+        failed_trial_callback: called with the study and each trial that this storage has failed, for example
+            ``optuna.storages.RetryHeartbeatStaleTrialCallback()``, which enqueues the trial again. If several workers
+            find the same dead session, only one of them calls it for a trial.
+
+    Raises:
+        TypeError: `backend` is not a `FscoordJournalBackend`.
+        StoreError: the store of `backend` can't detect deaths.
+    """
+
+    _replay_result: JournalStorageReplayResult
+
+    def __init__(
+        self,
+        backend: FscoordJournalBackend,
+        *,
+        failed_trial_callback: Callable[[Study, FrozenTrial], None] | None = None,
+    ) -> None:
+        if not isinstance(backend, FscoordJournalBackend):
+            raise TypeError(f"backend must be a FscoordJournalBackend, not {type(backend).__name__}: {backend!r}")
+        if not backend._store.has_liveness:
+            raise StoreError(
+                f"{backend._store!r} can't detect the death of a process, so no trial could be failed: use a FileStore"
+                " or an EtcdStore, or optuna.storages.JournalStorage in place of this class",
+                path=getattr(backend._store, "path", None),
+            )
+        self._failed_trial_callback = failed_trial_callback
+        super().__init__(backend)
+
+    # -- BaseHeartbeat -------------------------------------------------------------------------------------------------
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """Do nothing: the lock of the session is the sign of life."""
+
+    def get_heartbeat_interval(self) -> int:
+        """Return a long interval. Optuna looks for stale trials only if the storage has an interval."""
+        return HEARTBEAT_S
+
+    def get_heartbeat_stale_trial_callback(self) -> Callable[[Study, FrozenTrial], None] | None:
+        """Return `failed_trial_callback`."""
+        return self._failed_trial_callback
+
+    def get_failed_trial_callback(self) -> Callable[[Study, FrozenTrial], None] | None:
+        """Return `failed_trial_callback`, for Optuna before version 4.9."""
+        return self._failed_trial_callback
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        """Return the running trials of the study whose sessions are known dead.
+
+        A process may have finished its trial after the journal was read here, and before its death. Then Optuna's call
+        that fails the trial finds it finished, and changes nothing.
+        """
+        with self._thread_lock:
+            self._sync_with_backend()
+            replayed = self._replayed()
+            owners = {
+                trial: session
+                for trial, session in replayed.owners.items()
+                if replayed._trial_id_to_study_id[trial] == study_id
+            }
+        dead = set(self._backend._store.dead_sessions(sorted(set(owners.values()))))
+        return [trial for trial, session in owners.items() if session in dead]
+
+    # -- JournalStorage ------------------------------------------------------------------------------------------------
+
+    def _write_log(self, op_code: int, extra_fields: dict[str, Any]) -> None:
+        # Each call asks for the session, because a forked child has another session than its parent.
+        self._replayed().session = self._backend._store.register()
+        super()._write_log(op_code, extra_fields)
+
+    def _sync_with_backend(self) -> None:
+        self._replayed()
+        super()._sync_with_backend()
+
+    def _replayed(self) -> _Owners:
+        """Return what was read of the journal.
+
+        Optuna puts an object of its own class here when it makes or unpickles a storage, and when it loads a snapshot
+        that a plain ``JournalStorage`` saved. Such an object has no owners, so the journal is read again from entry 0.
+        """
+        if not isinstance(self._replay_result, _Owners):
+            self._replay_result = _Owners(self._worker_id_prefix)
+        return self._replay_result
+
+
+class _Owners(JournalStorageReplayResult):
+    """What a storage has read of the journal, with the session that runs each running trial.
+
+    Optuna pickles the object as the snapshot.
+
+    Attributes:
+        session: the session of this storage; 0 before its first write.
+        owners: {trial id: session}, without the trials that a plain ``JournalStorage`` runs.
+    """
+
+    def __init__(self, worker_id_prefix: str) -> None:
+        super().__init__(worker_id_prefix)
+        self.session = 0
+        self.owners: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A plain JournalStorage that loads the snapshot must not write in the name of the session that saved it.
+        return self.__dict__ | {"session": 0}
+
+    @property
+    def worker_id(self) -> str:
+        worker_id: str = super().worker_id
+        return f"{self.session}/{worker_id}" if self.session else worker_id
+
+    def _apply_create_trial(self, log: dict[str, Any]) -> None:
+        trial = len(self._trials)
+        super()._apply_create_trial(log)
+        self._note_owner(trial, log)
+
+    def _apply_set_trial_state_values(self, log: dict[str, Any]) -> None:
+        trial = log["trial_id"]
+        was_running = trial in self._trials and self._trials[trial].state == TrialState.RUNNING
+        super()._apply_set_trial_state_values(log)
+        # An entry that starts a running trial again came too late: another worker has taken the trial.
+        if not was_running or self._trials[trial].state != TrialState.RUNNING:
+            self._note_owner(trial, log)
+
+    def _note_owner(self, trial: int, log: dict[str, Any]) -> None:
+        """Record the writer of `log` as the owner of the trial if the trial runs. Otherwise the trial has no owner."""
+        self.owners.pop(trial, None)
+        session, _, worker = log["worker_id"].partition("/")
+        if worker and session.isdecimal() and trial in self._trials and self._trials[trial].state == TrialState.RUNNING:
+            self.owners[trial] = int(session)
+
+
 def _key(number: int) -> str:
     return f"{LOG}{number:020}"
 
 
 def _snapshot_tag() -> bytes:
-    """Return the first line of a snapshot that this process can load."""
-    return f"optuna {optuna_version}, python {sys.version_info.major}.{sys.version_info.minor}\n".encode()
+    """Return the first line of a snapshot that this process can load. Its last word stands for `_Owners`."""
+    return f"optuna {optuna_version}, python {sys.version_info.major}.{sys.version_info.minor}, owners\n".encode()
 
 
 def _absolute(address: Address | None, options: Iterable[str]) -> Address | None:

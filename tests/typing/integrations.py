@@ -16,6 +16,8 @@ def journal(store: Store, path: Path) -> None:
         assert_type(backend, optuna.FscoordJournalBackend)
     optuna.FscoordJournalBackend(store, snapshots=False).append_logs([{"op_code": 0}])
     optuna.FscoordJournalBackend(3)  # type: ignore[arg-type]
+    optuna.FscoordJournalStorage(backend, failed_trial_callback=lambda study, trial: print(study, trial))
+    optuna.FscoordJournalStorage(store)  # type: ignore[arg-type]
 
 
 def addresses(store: Store, path: Path) -> None:

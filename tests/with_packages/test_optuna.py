@@ -26,7 +26,7 @@ import fscoord
 from fscoord import FileStore, HashStore, PrefixStore, StoreError
 from fscoord.errors import LimitExceededError, StoreUnavailableError
 from fscoord.integrations import optuna as integration
-from fscoord.integrations.optuna import FscoordJournalBackend
+from fscoord.integrations.optuna import FscoordJournalBackend, FscoordJournalStorage
 from fscoord.testing import FaultyStore
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(240)]
@@ -85,7 +85,7 @@ def tcp_address() -> Iterator[str]:
 class TestOptunasOwnTests(StorageTestCase):
     """All that Optuna asks of a storage, also with segments of a few entries, and a snapshot for each trial."""
 
-    @pytest.fixture(params=["file", "durable", "short", "memory", "tcp"])
+    @pytest.fixture(params=["file", "deaths", "durable", "short", "memory", "tcp"])
     def storage(
         self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[JournalStorage]:
@@ -108,7 +108,7 @@ class TestOptunasOwnTests(StorageTestCase):
 
         monkeypatch.setattr(integration, "FscoordJournalBackend", reopen)  # what is unpickled, to be closed
         with FscoordJournalBackend(address, **options) as backend:
-            yield JournalStorage(backend)
+            yield FscoordJournalStorage(backend) if request.param == "deaths" else JournalStorage(backend)
         for other in reopened:
             other.close()
 
