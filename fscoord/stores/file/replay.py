@@ -103,16 +103,20 @@ class KeyValueState:
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records."""
-        values, least = self.values, self._least
+        values = self.values
         for kind, key, value, _, _ in records:
             if kind in _ASSIGN:
                 values[key] = value
             elif kind == record.APPEND:
                 current = values.get(key)
                 # The usual cases of `_append`, inlined for speed.
-                if current.__class__ is bytearray and value.__class__ is bytes and len(current) + len(value) < least:
+                if (
+                    current.__class__ is bytearray
+                    and value.__class__ is bytes
+                    and len(current) + len(value) < self._least
+                ):
                     current += value
-                elif current is None and value.__class__ is bytes and len(value) < least:
+                elif current is None and value.__class__ is bytes and len(value) < self._least:
                     values[key] = bytearray(value)
                 else:
                     self._append(key, value)
