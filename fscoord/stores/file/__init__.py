@@ -410,7 +410,7 @@ class FileStore(Sessions):
             limit: the timeout, in seconds; None: the store's timeout.
             started: when the caller's call began, by the monotonic clock; None: now.
             arm: for an arrival: a function that arms the wait for the end of the barrier.
-            decide: computes the records to append, on a log that only this host mounts; None: `Draft.decide`.
+            decide: computes the records to append, on a log that only this host mounts; None: `Decisions.decide`.
         """
         if self._combiner is not None:
             if arm is not None:

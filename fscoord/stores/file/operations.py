@@ -1,4 +1,4 @@
-"""`Operation`, a write operation as data, and `Draft`, which computes the records of one operation or of a batch.
+"""`Operation`, a write operation as data, and its decision: `Decisions` for one, `Draft` for a batch.
 
 To *decide* an operation is to compute its result and its records from the current state, under the log's lock. On a
 mount that several hosts share, one process of a host, the *leader*, may decide and append operations for other
@@ -144,7 +144,7 @@ class _QueueDraft:
 
 
 class Decisions:
-    """Decides operations, each on the current state of a store. The caller holds the log's lock.
+    """Decides operations, each by itself, on the current state of a store. The caller holds the log's lock.
 
     Args:
         state: the current state. It is only read.
@@ -243,8 +243,6 @@ class Decisions:
 
 class Draft(Decisions):
     """The state of a store after the operations of one batch, before their records are applied.
-
-    A draft to which no operation was added equals the current state, and stays valid when the state changes.
 
     The arguments are those of `Decisions`. The state must not change while a batch is decided.
     """

@@ -108,15 +108,11 @@ class KeyValueState:
             if kind in _ASSIGN:
                 values[key] = value
             elif kind == record.APPEND:
-                current = values.get(key)
+                current, least = values.get(key), self._least
                 # The usual cases of `_append`, inlined for speed.
-                if (
-                    current.__class__ is bytearray
-                    and value.__class__ is bytes
-                    and len(current) + len(value) < self._least
-                ):
+                if current.__class__ is bytearray and value.__class__ is bytes and len(current) + len(value) < least:
                     current += value
-                elif current is None and value.__class__ is bytes and len(value) < self._least:
+                elif current is None and value.__class__ is bytes and len(value) < least:
                     values[key] = bytearray(value)
                 else:
                     self._append(key, value)
