@@ -1431,8 +1431,8 @@ MUTANTS = (
     Mutant(
         "the last arrival rings for its own key alone",
         "FileStore._notify",
-        "(name, done) if done and result.is_last else (name,)",
-        "(name,)",
+        "(key, done) if done and result.is_last else (key,)",
+        "(key,)",
         (MEETINGS,),
     ),
     Mutant(

@@ -429,11 +429,11 @@ class FileStore(Sessions):
         return result
 
     def _notify(self, operation: Operation, result: Any) -> None:
-        kind, name, done = operation.kind, operation.key, operation.done
+        kind, key, done = operation.kind, operation.key, operation.done
         if kind == record.MULTI_SET:
             self._notifier.notify([each for each, _ in record.decode_pairs(operation.value)])
         elif kind != record.POP:  # nothing waits for the end of a queue
-            self._notifier.notify((name, done) if done and result.is_last else (name,))
+            self._notifier.notify((key, done) if done and result.is_last else (key,))
 
     def _decide_delete(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
         decided = self._decide(key, operation)
