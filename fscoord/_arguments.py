@@ -119,7 +119,7 @@ def value_bytes(value: Value) -> bytes:
         ValueError: `value` can't be encoded.
         LimitExceededError: `value` is longer than `VALUE_MAX`.
     """
-    if isinstance(value, bytes):
+    if value.__class__ is bytes:
         data = value
     elif isinstance(value, str):
         try:

@@ -35,17 +35,16 @@ class FileAppender:
                 been written.
         """
         handle = self._handle
-        fd = handle.lock.fd
         try:
-            written = system.os.write(fd, data)
+            written = system.os.write(handle.lock.fd, data)
             if written != len(data):
-                safe_files.write_all(fd, data[written:])
+                safe_files.write_all(handle.lock.fd, data[written:])
         except OSError as error:
             raise_if_foreign(error)
             applied = error.errno not in _NOT_APPLIED
             raise safe_files.unavailable(error, handle.path, "appending to the log", maybe_applied=applied) from error
-        if handle.root.header.durable:
-            self._sync(fd)
+        if handle.header.durable:
+            self._sync(handle.lock.fd)
 
     def _sync(self, fd: int) -> None:
         """Sync the file, and the first time also its directory, so that the record survives a power failure.
@@ -135,20 +134,20 @@ class LocalAccess(FileAppender, Access):
 
     def read(self, locked: bool = False) -> bool:
         handle = self._handle
-        now = system.time.monotonic()
-        is_check_due = now - handle.path_checked_at > PATH_CHECK_S
-        if is_check_due:
+        if system.time.monotonic() - handle.path_checked_at > PATH_CHECK_S:
             handle.check_descriptors()
+            is_at_seal = self._cursor.advance(system.os.read(handle.reader_fd, CHUNK), locked=locked)
+            if not is_at_seal:
+                self._check_path()
+            return is_at_seal
         data = system.os.read(handle.reader_fd, CHUNK)
-        if data and self._cursor.advance(data, locked=locked):
-            return True
-        if is_check_due:
-            self._check_path(now)
+        if data:
+            return self._cursor.advance(data, locked=locked)
         return False
 
-    def _check_path(self, now: float) -> None:
+    def _check_path(self) -> None:
         """Check that the log's path still leads to its file, and that the file was neither truncated nor unlinked."""
-        handle = self._handle
+        handle, now = self._handle, system.time.monotonic()
         found = system.os.fstat(handle.reader_fd)
         if found.st_size < handle.offset:
             raise handle.gone(f"was truncated to {found.st_size} bytes, after {handle.offset} bytes had been read")

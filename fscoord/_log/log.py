@@ -269,7 +269,9 @@ class Log:
         """
         if self.read_only and kind:
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
-        attempt, started, left, result = 0, 0.0, limit, MOVED
+        attempt = 0
+        left = limit
+        result = MOVED
         handle = self.handle
         # Each pass is one attempt. It ends with a return, an error, or the release of both locks. If the lock is held
         # or the file is gone, the next attempt begins after a wait. If the log continues in another file (MOVED), the
@@ -279,9 +281,8 @@ class Log:
                 system.recover_from_fork()
             shared = handle.shared
             mutex = shared.mutex
-            # `first`: the exception of the transaction, in case the unlock fails too. `cause`: the error to report.
+            # The exception of the transaction, in case the unlock fails too.
             first: BaseException | None = None
-            cause: OSError | None = None
             with mutex:
                 if shared.is_inside:
                     raise self.entered_twice()
@@ -332,9 +333,8 @@ class Log:
                     if error.errno is None:  # a signal handler raised it, not a system call
                         handle.lock.unlock()
                         raise
-                    cause = _cause_of(first, error)
-                    if cause is not None and not self._is_cut_by_fork(cause, mutex):
-                        self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind != 0)
+                    applied = result is not MOVED and kind != 0
+                    self._raise_unless_retried(_cause_of(first, error), mutex, maybe_applied=applied)
                 except GenerationUnlinked:  # the next attempt recovers
                     pass
                 except BaseException:
@@ -342,7 +342,7 @@ class Log:
                     raise
                 finally:
                     shared.is_inside = False
-                    first = cause = None  # break the reference cycle of the error's traceback and this frame
+                    first = None  # break the reference cycle of the error's traceback and this frame
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
@@ -360,8 +360,9 @@ class Log:
         handle = self.handle
         # An exception of `decide` leaves every invariant intact. A `decide` that appends sets a flag itself.
         handle.recovery = 0
-        result = None
-        if decide is not None:
+        if decide is None:
+            result = None
+        else:
             result, kind, value = decide(key, value)
         if not kind:
             return result
@@ -507,12 +508,15 @@ class Log:
 
     # -- the wait for the lock -------------------------------------------------------------------------------------
 
-    def _raise_unless_retried(self, error: OSError, *, maybe_applied: bool) -> None:
+    def _raise_unless_retried(self, error: OSError | None, mutex: Any, *, maybe_applied: bool) -> None:
         """Return if the caller must repeat the transaction that failed with `error`. Otherwise raise a `StoreError`.
 
-        `maybe_applied` is true if `error` comes from the unlock, so that the record may have been written.
+        `error` comes from `_cause_of`, and `mutex` is for `_is_cut_by_fork`. `maybe_applied` is true if `error` comes
+        from the unlock, so that the record may have been written.
         """
         handle = self.handle
+        if error is None or self._is_cut_by_fork(error, mutex):
+            return
         if self.access.retries_transaction(error, maybe_applied=maybe_applied):
             return
         if handle.recovery or maybe_applied:

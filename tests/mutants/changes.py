@@ -704,11 +704,11 @@ MUTANTS = (
         "LocalAccess.read",
         """\
         data = system.os.read(handle.reader_fd, CHUNK)
-        if data and self._cursor.advance(data, locked=locked):
+        if data:
 """,
         """\
         data = b"" if locked else system.os.read(handle.reader_fd, CHUNK)
-        if data and self._cursor.advance(data, locked=locked):
+        if data:
 """,
         (SCHEDULES,),
     ),
@@ -779,8 +779,8 @@ MUTANTS = (
     Mutant(
         "the check of a length does not depend on the chain",
         "record.encode",
-        "    check = (length * _MULTIPLIER + chain) & _MASK\n",
-        "    check = (length * _MULTIPLIER) & _MASK\n",
+        "(length * _MULTIPLIER + chain) & _MASK",
+        "(length * _MULTIPLIER) & _MASK",
         ("tests/unit/test_record.py",),
     ),
     Mutant(
@@ -814,8 +814,8 @@ MUTANTS = (
     Mutant(
         "a read without the mutex takes a value from before the log was applied again",
         "FileStore.get",
-        "values.get(name), values is self._state.values",
-        "values.get(name), True",
+        "value.__class__ is bytes and values is self._state.values:",
+        "value.__class__ is bytes:",
         ("tests/unit/test_reads_beside_replay.py",),
     ),
     Mutant(
@@ -1057,13 +1057,13 @@ MUTANTS = (
     Mutant(
         "after an append the reader's offset is not moved on",
         "LogWriter.append",
-        "        handle.offset += size\n",
+        "        handle.offset = end\n",
         "",
         (SCHEDULES,),
     ),
     Mutant(
         "a pop does not look whether the queue is empty by now",
-        "stores.file.operations.Draft.decide",
+        "stores.file.operations.Decisions.decide",
         '(self._read(queue[0]), kind, b"") if queue else (None, 0, b"")',
         '(self._read(queue[0]) if queue else b"", kind, b"")',
         (SCHEDULES,),
@@ -1305,27 +1305,27 @@ MUTANTS = (
     Mutant(
         "a rank is armed after its arrival was unlocked",
         "FileStore._write",
-        "decide, limit, arm)\n",
-        "decide, limit)\n        if arm:\n            arm()\n",
+        "            arm,\n        )\n",
+        "        )\n        if arm:\n            arm()\n",
         (MEETINGS, f"{ARRIVALS}::test_last_arrival_right_after_the_unlock_of_another_wakes_it"),
     ),
     Mutant(
         "the key that ends a barrier is set before the last arrival",
-        "stores.file.operations.Draft.decide",
+        "stores.file.operations.Decisions.decide",
         '[(kind, key, value), (record.SET, operation.done, b"1")]',
         '[(record.SET, operation.done, b"1"), (kind, key, value)]',
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival sets no key",
-        "stores.file.operations.Draft.decide",
+        "stores.file.operations.Decisions.decide",
         '[(kind, key, value), (record.SET, operation.done, b"1")]',
         "[(kind, key, value)]",
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival sets the key and is not recorded",
-        "stores.file.operations.Draft.decide",
+        "stores.file.operations.Decisions.decide",
         '[(kind, key, value), (record.SET, operation.done, b"1")]',
         '[(record.SET, operation.done, b"1")]',
         (MEETINGS,),
@@ -1333,12 +1333,31 @@ MUTANTS = (
     Mutant(
         "the last arrival rings before it is there",
         "FileStore._write",
-        "        result = self._log.update(kind, name, operation, decide, limit, arm)\n",
+        """\
+        result = self._log.update(
+            operation.kind,
+            operation.key,
+            operation,
+            self._decide if decide is None else decide,
+            self._timeout if limit is None else limit,
+            arm,
+        )
+        if self._log.handle.bell:
+            self._notify(operation, result)
+""",
         """\
         if operation.done:
-            self._notifier.notify((name, operation.done))
-            return self._log.update(kind, name, operation, decide, limit, arm)
-        result = self._log.update(kind, name, operation, decide, limit, arm)
+            self._notifier.notify((operation.key, operation.done))
+        result = self._log.update(
+            operation.kind,
+            operation.key,
+            operation,
+            self._decide if decide is None else decide,
+            self._timeout if limit is None else limit,
+            arm,
+        )
+        if self._log.handle.bell and not operation.done:
+            self._notify(operation, result)
 """,
         (MEETINGS,),
     ),
@@ -1411,9 +1430,9 @@ MUTANTS = (
     ),
     Mutant(
         "the last arrival rings for its own key alone",
-        "FileStore._write",
-        "(name, operation.done) if is_last else (name,)",
-        "(name,)",
+        "FileStore._notify",
+        "(key, done) if done and result.is_last else (key,)",
+        "(key,)",
         (MEETINGS,),
     ),
     Mutant(
@@ -1425,14 +1444,14 @@ MUTANTS = (
     ),
     Mutant(
         "the last arrival is judged by what was there before it",
-        "stores.file.operations.Draft.decide",
+        "stores.file.operations.Decisions.decide",
         "self._arrived(operation, text)",
         'self._arrived(operation, current or b"0")',
         (ARRIVALS,),
     ),
     Mutant(
         "a rank sleeps though the key that ends its barrier is there",
-        "stores.file.operations.Draft._arrived",
+        "stores.file.operations.Decisions._arrived",
         "PASSED if self._has(operation.done) else WAITS",
         "WAITS",
         (f"{ARRIVALS}::test_key_of_the_end_that_is_there_already_ends_the_wait_at_once",),

@@ -24,7 +24,7 @@ from fscoord._waiting.wait import NOT_YET, ArrivalRequest
 from fscoord.stores.file import arrival
 from fscoord.stores.file.arrival import Arrival
 from fscoord.stores.file.arrival_slots import HASH, SLOT, ArrivalSlots, Begun
-from fscoord.stores.file.operations import Draft
+from fscoord.stores.file.operations import Decisions
 from fscoord.stores.file.replay import KeyValueState
 
 pytestmark = pytest.mark.exhaustive
@@ -229,7 +229,7 @@ class World:
             return True
         begun, is_full = met or (None, False)
         request = ArrivalRequest(name + ARRIVALS, token, done, self.size, LIMIT_S, begun=begun)
-        decide = Draft(self._state, lambda _: b"", "log").decide
+        decide = Decisions(self._state, lambda _: b"", "log").decide
         call = Arrival(log, self._state, request, self._write, decide, slots)
         if is_full and call.decide(LIMIT_S) is None:
             return True

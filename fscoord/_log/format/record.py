@@ -126,8 +126,7 @@ def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain
     """
     size = len(key)
     length = RECORD_MIN + size + len(value)
-    check = (length * _MULTIPLIER + chain) & _MASK
-    front = _pack_head(length, check, writer, time_ns, size, kind) + key + value
+    front = _pack_head(length, (length * _MULTIPLIER + chain) & _MASK, writer, time_ns, size, kind) + key + value
     checksum = crc32(front, chain)
     end = _pack_tail(10, checksum, 10)
     return front + end, crc32(end, checksum)

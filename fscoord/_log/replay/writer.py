@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fscoord._log.files import torn_tail
-from fscoord._log.format import record
+from fscoord._log.format.record import DATA_KINDS, encode, encode_void
 from fscoord._log.handle import HandleState
 from fscoord._log.recovery import APPLYING, POSITION
 from fscoord._log.replay.cursor import Cursor
@@ -51,10 +51,10 @@ class LogWriter:
         """
         handle = self._handle
         time_ns = system.time.time_ns()
-        if not self.last_time < time_ns <= TIME_MAX:
+        if time_ns <= self.last_time or time_ns > TIME_MAX:
             time_ns = max(min(time_ns, TIME_MAX), self.last_time + 1)
         self.last_time = time_ns
-        data, chain = record.encode(kind, key, value, session, time_ns, handle.chain)
+        data, chain = encode(kind, key, value, session, time_ns, handle.chain)
         size = len(data)
         self._write(data)
         # The record has taken effect, so it is applied now. The read descriptor must move past it before the next read.
@@ -62,15 +62,15 @@ class LogWriter:
         # any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
         # The position after the write shows whether the record directly follows all records that were read.
-        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + size:
+        end = handle.offset + size
+        if system.os.lseek(handle.lock.fd, 0, 1) != end:
             handle.check_landing()
         system.os.lseek(handle.reader_fd, size, 1)
-        records = ((kind, key, value, session, time_ns),)
-        if size <= handle.spill_at and kind in record.DATA_KINDS:
-            handle.machine.apply(records)
+        if size <= handle.spill_at and kind in DATA_KINDS:
+            handle.machine.apply(((kind, key, value, session, time_ns),))
         else:
-            self._cursor.apply(records, data)
-        handle.offset += size
+            self._cursor.apply(((kind, key, value, session, time_ns),), data)
+        handle.offset = end
         handle.chain = chain
         handle.recovery = POSITION
 
@@ -88,7 +88,7 @@ class LogWriter:
             # would take other bytes at their offsets for damage.
             if system.os.fstat(fd).st_size < verdict.place:
                 system.os.ftruncate(fd, verdict.place)
-            data, chain = record.encode_void(handle.offset, handle.lock.session, self.next_time(), handle.chain)
+            data, chain = encode_void(handle.offset, handle.lock.session, self.next_time(), handle.chain)
             self._write(data)
             verdict = torn_tail.Skip(verdict.place + len(data), chain)
         self._cursor.move(verdict.offset, verdict.chain)

@@ -40,7 +40,7 @@ from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import ABSENT, EQUALS, PLAIN, PRESENT, Draft, Operation
+from fscoord.stores.file.operations import ABSENT, EQUALS, PLAIN, PRESENT, Decisions, Operation
 from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
@@ -170,7 +170,7 @@ class FileStore(Sessions):
         make = partial(open_log_file, self.path, self._state, self._wanted, session)
         self._exceptions = lifecycle.Exceptions()
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
-        self._decide = Draft(self._state, self._log.read_locked, self.path).decide  # for one operation at a time
+        self._decide = Decisions(self._state, self._log.read_locked, self.path).decide
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
@@ -217,8 +217,12 @@ class FileStore(Sessions):
         return int(self._write(new_tuple(Operation, (record.ADD, key_bytes(key), digits, b"", PLAIN, b"", 0))))
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        parts = (record.COMPARE_SET, key_bytes(key), value_bytes(desired), value_bytes(expected), PLAIN, b"", 0)
-        found: bytes = self._write(new_tuple(Operation, parts))
+        found: bytes = self._write(
+            new_tuple(
+                Operation,
+                (record.COMPARE_SET, key_bytes(key), value_bytes(desired), value_bytes(expected), PLAIN, b"", 0),
+            )
+        )
         return found
 
     _exchanges_keys = True
@@ -252,14 +256,15 @@ class FileStore(Sessions):
         return bool(self._write(Operation(record.COMPARE_SET, name, value_bytes(value), rule=ABSENT)))
 
     def pop(self, key: Key) -> bytes | None:
-        value: bytes | None = self._write(Operation(record.DELETE, key_bytes(key), rule=PRESENT))
+        operation = Operation(record.DELETE, key_bytes(key), rule=PRESENT)
+        value: bytes | None = self._write(operation, decide=self._decide_delete)
         return value
 
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         operation = Operation(record.DELETE, key_bytes(key))
         if expected is not None:
             operation = operation._replace(expected=value_bytes(expected), rule=EQUALS)
-        return bool(self._write(operation))
+        return bool(self._write(operation, decide=self._decide_delete))
 
     def append(self, key: Key, value: Value) -> None:
         self._write(Operation(record.APPEND, key_bytes(key), value_bytes(value)))
@@ -287,16 +292,17 @@ class FileStore(Sessions):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        name, values = key_bytes(key), self._state.values
+        name = key_bytes(key)
+        values = self._state.values
         limit = self._timeout if timeout is None else self._seconds(timeout, default)
         self._log.refresh(limit)
-        value, is_current = values.get(name), values is self._state.values  # see `KeyValueState.reset`
-        if value.__class__ is bytes and is_current:
+        value = values.get(name)
+        if value.__class__ is bytes and values is self._state.values:  # see `KeyValueState.reset`
             return value
         if not isinstance(default, EllipsisType):
             found = self._peek(name)
             return default if found is None else found
-        values_of, is_missing = Values(self._log, self._state, [name]), value is None and is_current
+        values_of, is_missing = Values(self._log, self._state, [name]), value is None and values is self._state.values
         wait: FileWait[list[bytes]] = FileWait(self._notifier, values_of, limit, has_looked=is_missing)
         return wait.block()[0]
 
@@ -404,25 +410,30 @@ class FileStore(Sessions):
             limit: the timeout, in seconds; None: the store's timeout.
             started: when the caller's call began, by the monotonic clock; None: now.
             arm: a function that arms the wait for the end of the barrier, if the operation is an arrival.
-            decide: computes the records to append, on a log that only this host mounts; None: `Draft.decide`.
+            decide: computes the records to append, on a log that only this host mounts; None: `Decisions.decide`.
         """
-        if limit is None:
-            limit = self._timeout
         if self._combiner is not None:
             if arm is not None:
                 arm()  # before the arrival is in the log, because another rank may end the barrier at once
-            return self._combiner.write(operation, limit, started)
-        kind, name = operation.kind, operation.key
-        if decide is None:
-            decide = self._decide if kind != record.DELETE else self._decide_delete
-        result = self._log.update(kind, name, operation, decide, limit, arm)
-        if self._log.handle.bell and kind != record.POP:  # nothing waits for the end of a queue
-            if kind == record.MULTI_SET:
-                self._notifier.notify([each for each, _ in record.decode_pairs(operation.value)])
-            else:
-                is_last = operation.done and result.is_last
-                self._notifier.notify((name, operation.done) if is_last else (name,))
+            return self._combiner.write(operation, self._timeout if limit is None else limit, started)
+        result = self._log.update(
+            operation.kind,
+            operation.key,
+            operation,
+            self._decide if decide is None else decide,
+            self._timeout if limit is None else limit,
+            arm,
+        )
+        if self._log.handle.bell:
+            self._notify(operation, result)
         return result
+
+    def _notify(self, operation: Operation, result: Any) -> None:
+        kind, key, done = operation.kind, operation.key, operation.done
+        if kind == record.MULTI_SET:
+            self._notifier.notify([each for each, _ in record.decode_pairs(operation.value)])
+        elif kind != record.POP:  # nothing waits for the end of a queue
+            self._notifier.notify((key, done) if done and result.is_last else (key,))
 
     def _decide_delete(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
         decided = self._decide(key, operation)

@@ -1,4 +1,4 @@
-"""`Operation`, a write operation as data, and `Draft`, which computes the records of one operation or of a batch.
+"""`Operation`, a write operation as data, and its decision: `Decisions` for one, `Draft` for a batch.
 
 To *decide* an operation is to compute its result and its records from the current state, under the log's lock. On a
 mount that several hosts share, one process of a host, the *leader*, may decide and append operations for other
@@ -143,56 +143,29 @@ class _QueueDraft:
             self.pushed.popleft()
 
 
-class Draft:
-    """The state of a store after the operations of one batch, before their records are applied.
-
-    A draft to which no operation was added equals the current state, and stays valid when the state changes.
+class Decisions:
+    """Decides operations, each by itself, on the current state of a store. The caller holds the log's lock.
 
     Args:
-        state: the state before the batch. The draft only reads the state. The state must not change while a batch is
-            decided.
+        state: the current state. It is only read.
         fetch: reads the bytes of a spilled value, under the log's lock.
         path: the path of the log, for messages.
     """
+
+    _is_own = True
 
     def __init__(self, state: KeyValueState, fetch: Fetch, path: str) -> None:
         self._state = state
         self._fetch = fetch
         self._path = path
-        self._values: dict[bytes, StoredValue | None] = {}
-        self._queues: dict[bytes, _QueueDraft] = {}
-        self._is_own = True
-
-    def add(self, operation: Operation, *, is_own: bool) -> tuple[Records, Any]:
-        """Decide `operation` on top of the operations added so far, and add its records to the draft.
-
-        Args:
-            operation: the operation.
-            is_own: whether this process is the author of the operation. For another author, long or spilled values are
-                not read, because all writers wait while the lock is held.
-
-        Returns:
-            The records to append, as (kind, key, value), and the result of the operation. The list of records is empty
-            if the operation changes nothing.
-
-        Raises:
-            MustWriteAlone: the author must write the operation. Raised only if `is_own` is false.
-            NotACounterError, CounterRangeError, LimitExceededError: the operation fails. The draft is unchanged.
-        """
-        self._is_own = is_own
-        result, kind, value = self.decide(operation.key, operation)
-        records = value if kind == SEVERAL else [(kind, operation.key, value)] if kind else []
-        for each in records:
-            self._apply(*each)
-        return records, result
 
     def decide(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
-        """Return the result of a `fscoord._log.log.Decide` for `operation` on `key`. The draft does not change."""
-        kind, value, rule = operation.kind, operation.value, operation.rule
-        if rule > RANKS:
-            return self._decide_by_rule(key, operation)
-        if rule:  # an arrival
-            current = self._get(key)
+        """Return the result of a `fscoord._log.log.Decide` for `operation` on `key`. The state does not change."""
+        kind, _, value, expected, rule, _, _ = operation
+        if rule:
+            if rule > RANKS:
+                return self._decide_by_rule(key, operation)
+            current = self._get(key)  # the operation is an arrival
             if rule == COUNTS:
                 text = value = b"%d" % counter_sum(current, 1, key)
             else:
@@ -205,14 +178,14 @@ class Draft:
             if arrived.is_last:
                 return arrived, SEVERAL, [(kind, key, value), (record.SET, operation.done, b"1")]
             return arrived, kind, value
-        if kind == record.ADD:
-            total = counter_sum(self._get(key), int(value), key)
-            return total, kind, b"%d" % total
         if kind == record.COMPARE_SET:
-            current, expected = self._get(key), operation.expected
+            current = self._get(key)
             if current == expected or (current is None and not expected):
                 return value, kind, value
             return expected if current is None else current, 0, b""
+        if kind == record.ADD:
+            total = counter_sum(self._get(key), int(value), key)
+            return total, kind, b"%d" % total
         if kind == record.APPEND:
             found = self._stored(key)
             size = len(value) if found is None else len(found) + len(value)
@@ -240,6 +213,67 @@ class Draft:
         if last is None:
             return Arrived(text, is_last=False)
         return LAST if last else PASSED if self._has(operation.done) else WAITS
+
+    # -- what the state holds --------------------------------------------------------------------------------------
+
+    def _stored(self, key: bytes) -> StoredValue | None:
+        return self._state.values.get(key)
+
+    def _get(self, key: bytes) -> bytes | None:
+        found = self._state.values.get(key)
+        if found.__class__ is bytes or found is None:
+            return found  # the usual case, without another call
+        return bytes(found) if found.__class__ is bytearray else materialize(found, self._fetch)
+
+    def _read(self, found: StoredValue) -> bytes:
+        return materialize(found, self._fetch)
+
+    def _queue(self, key: bytes) -> Any:
+        return self._state.queues.get(key)
+
+    def _has(self, key: bytes) -> bool:
+        return self._state.has(key)
+
+    def _too_long(self, key: bytes, size: int) -> LimitExceededError:
+        return LimitExceededError(
+            f"key {key_text(key)!r}: a value of {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
+            path=self._path,
+        )
+
+
+class Draft(Decisions):
+    """The state of a store after the operations of one batch, before their records are applied.
+
+    The arguments are those of `Decisions`. The state must not change while a batch is decided.
+    """
+
+    def __init__(self, state: KeyValueState, fetch: Fetch, path: str) -> None:
+        super().__init__(state, fetch, path)
+        self._values: dict[bytes, StoredValue | None] = {}
+        self._queues: dict[bytes, _QueueDraft] = {}
+
+    def add(self, operation: Operation, *, is_own: bool) -> tuple[Records, Any]:
+        """Decide `operation` on top of the operations added so far, and add its records to the draft.
+
+        Args:
+            operation: the operation.
+            is_own: whether this process is the author of the operation. For another author, long or spilled values are
+                not read, because all writers wait while the lock is held.
+
+        Returns:
+            The records to append, as (kind, key, value), and the result of the operation. The list of records is empty
+            if the operation changes nothing.
+
+        Raises:
+            MustWriteAlone: the author must write the operation. Raised only if `is_own` is false.
+            NotACounterError, CounterRangeError, LimitExceededError: the operation fails. The draft is unchanged.
+        """
+        self._is_own = is_own
+        result, kind, value = self.decide(operation.key, operation)
+        records = value if kind == SEVERAL else [(kind, operation.key, value)] if kind else []
+        for each in records:
+            self._apply(*each)
+        return records, result
 
     def resume(self, operation: Operation, noted: Any) -> tuple[Records, Any]:
         """Complete `operation`, whose first record a leader has written. Return its remaining records, and its result.
@@ -282,32 +316,19 @@ class Draft:
         return values[key] if key in values else self._state.values.get(key)
 
     def _get(self, key: bytes) -> bytes | None:
-        values = self._values
-        found = values[key] if key in values else self._state.values.get(key)
-        if found is None or (found.__class__ is bytes and self._is_own):
-            return found  # the usual case, without another call
-        return bytes(found) if found.__class__ is bytearray and self._is_own else self._read(found)
+        found = self._stored(key)
+        return None if found is None else self._read(found)
 
     def _read(self, found: StoredValue) -> bytes:
         if not self._is_own and len(found) > RESULT_MAX:
             raise MustWriteAlone
         return found if found.__class__ is bytes else materialize(found, self._fetch if self._is_own else _leave)
 
-    def _too_long(self, key: bytes, size: int) -> LimitExceededError:
-        return LimitExceededError(
-            f"key {key_text(key)!r}: a value of {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
-            path=self._path,
-        )
-
     def _queue(self, key: bytes) -> Any:
         return self._queues[key] if key in self._queues else self._state.queues.get(key)
 
     def _has(self, key: bytes) -> bool:
-        # Inlined for speed, because all ranks wait meanwhile.
-        state, values, queues = self._state, self._values, self._queues
-        if (values[key] if key in values else state.values.get(key)) is not None:
-            return True
-        return bool(queues[key] if key in queues else state.queues.get(key))
+        return self._stored(key) is not None or bool(self._queue(key))
 
     def _apply(self, kind: int, key: bytes, value: bytes) -> None:
         """Apply one record to the draft, as `KeyValueState.apply` will apply it to the state."""

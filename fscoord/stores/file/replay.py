@@ -103,12 +103,12 @@ class KeyValueState:
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records."""
-        values, least = self.values, self._least
+        values = self.values
         for kind, key, value, _, _ in records:
             if kind in _ASSIGN:
                 values[key] = value
             elif kind == record.APPEND:
-                current = values.get(key)
+                current, least = values.get(key), self._least
                 # The usual cases of `_append`, inlined for speed.
                 if current.__class__ is bytearray and value.__class__ is bytes and len(current) + len(value) < least:
                     current += value
