@@ -651,6 +651,7 @@ class _FilteredFile:
                     self._file = None
 
     def close(self) -> None:
+        """Close the file. Later lines are dropped."""
         with self._lock:
             file, self._file = self._file, None
         if file is not None:
