@@ -22,7 +22,7 @@ from fscoord.cli.output import counted, say, telling_if_slow
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
-from fscoord.launch.worker import find_accelerators
+from fscoord.launch.worker import STDERR, STDOUT, find_accelerators
 from fscoord.rendezvous.creation import is_file_name
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,9 @@ class RunOptions:
     redirects: Mapping[int | None, int]
     tee: Mapping[int | None, int]
     local_ranks_filter: frozenset[int] | None
+    duplicate_stdout_filters: list[str] | None
+    duplicate_stderr_filters: list[str] | None
+    virtual_local_rank: bool
     console: int | None
     role: str
     log_dir: str | None
@@ -138,17 +141,40 @@ def _local_ranks(text: str) -> frozenset[int] | None:
     return frozenset(map(int, text.split(",")))
 
 
-def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(f"there is no {param.opts[0]}, because {_INSTEAD}", ctx)
+def _filters(ctx: click.Context, param: click.Parameter, text: str | None) -> list[str] | None:
+    """Return the texts in `text`, which commas separate. As with torchrun, two commas are a comma in a text."""
+    if text is None:
+        return None
+    return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
 
 
-def _static_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add --node-rank, --master-addr and --master-port of torchrun, which `_refuse` refuses with an explanation."""
-    for name in ("--node-rank", "--master-addr", "--master-port"):
-        function = click.option(name, hidden=True, expose_value=False, allow_from_autoenv=False, callback=_refuse)(
-            function
-        )
+REFUSED = {
+    "--node-rank": _INSTEAD,
+    "--master-addr": _INSTEAD,
+    "--master-port": _INSTEAD,
+    "--start-method": "each worker is a new process, as with torchrun --start-method spawn: leave it out",
+    "--run-path": "each worker is a Python of its own: leave it out, and a program whose name ends in .py is run by"
+    " Python",
+    "--numa-binding": "the launcher does not know which CPUs are near a GPU: let numactl bind each worker, as in"
+    """ -- sh -c 'exec numactl --cpunodebind=$NODE python train.py', with the NUMA node of the GPU $LOCAL_RANK""",
+    "--logs-specs": "no class of torch writes the files: use --log-dir, --redirects, --tee and --local-ranks-filter",
+    "--event-log-handler": "the launcher prints its events on standard error: use -v for more, or --trace to record",
+}
+"""The options of torchrun that are refused, each with the reason and what to use instead."""
+
+
+def _refuse(ctx: click.Context, param: click.Parameter, value: str | bool | None) -> None:
+    if value:
+        raise click.UsageError(f"there is no {param.opts[0]}, because {REFUSED[param.opts[0]]}", ctx)
+
+
+def _refused_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Add the options in `REFUSED`, which `_refuse` refuses with an explanation."""
+    for name in REFUSED:
+        is_flag = name == "--run-path"
+        function = click.option(
+            name, is_flag=is_flag, hidden=True, expose_value=False, allow_from_autoenv=False, callback=_refuse
+        )(function)
     return function
 
 
@@ -268,6 +294,23 @@ has an environment variable: ``PET_NNODES`` sets ``--nnodes``."""
     default="",
     help="The local ranks that are shown. [default: all]",
 )
+@click.option(
+    "--duplicate-stdout-filters",
+    metavar="TEXT,...",
+    callback=_filters,
+    help="Copy the lines of --tee's standard output that contain one of these texts to a file of the whole node.",
+)
+@click.option(
+    "--duplicate-stderr-filters",
+    metavar="TEXT,...",
+    callback=_filters,
+    help="The same for standard error. Two commas are a comma in a text.",
+)
+@click.option(
+    "--virtual-local-rank",
+    is_flag=True,
+    help="Give each worker one GPU: its LOCAL_RANK is 0, and its CUDA_VISIBLE_DEVICES names the GPU.",
+)
 @number_option(
     "--console",
     metavar="RANK",
@@ -293,7 +336,7 @@ has an environment variable: ``PET_NNODES`` sets ``--nnodes``."""
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("-q", "--quiet", is_flag=True, help="Print only why the job failed, and no other events.")
-@_static_options
+@_refused_options
 @verbose
 def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
     """Run a job's workers on one node or on several.
@@ -325,11 +368,32 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
     for name in options.forward_signals:
         if name in options.signals_to_handle:
             raise click.UsageError(f"{name} is in --forward-signals and in --signals-to-handle: give it once")
+    for stream in _filters_of(options):
+        if not any(mode & stream for mode in options.tee.values()):
+            name = {STDOUT: "--duplicate-stdout-filters", STDERR: "--duplicate-stderr-filters"}[stream]
+            raise click.UsageError(f"{name} copies lines of the streams of --tee: also give --tee {stream}, or --tee 3")
     with raise_on_termination(name for name in options.signals_to_handle if name != "SIGINT"):
         outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:
         _show(outcome)
     return 0 if outcome.is_success else FALSE
+
+
+def _filters_of(options: RunOptions) -> dict[int, list[str]]:
+    filters = {STDOUT: options.duplicate_stdout_filters, STDERR: options.duplicate_stderr_filters}
+    return {stream: texts for stream, texts in filters.items() if texts}
+
+
+def _devices(workers: int) -> list[str]:
+    """Return the GPU of each worker, for CUDA_VISIBLE_DEVICES, as torchrun --virtual-local-rank does."""
+    visible = system.os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = list(map(str, range(workers))) if visible is None else [name.strip() for name in visible.split(",")]
+    if len(devices) < workers:
+        raise click.UsageError(
+            f"--virtual-local-rank needs a GPU for each of the {workers} workers, and CUDA_VISIBLE_DEVICES={visible}"
+            f" names {len(devices)}: give --nproc-per-node {len(devices)}"
+        )
+    return devices
 
 
 def _command(words: list[str], options: RunOptions) -> list[str]:
@@ -343,6 +407,7 @@ def _command(words: list[str], options: RunOptions) -> list[str]:
 
 
 def _run(command: list[str], options: RunOptions) -> Outcome:
+    devices = _devices(options.nproc_per_node) if options.virtual_local_rank else []
     trace = system.os.path.abspath(options.trace) if options.trace else ""
     if trace:
         tracing.start(trace)
@@ -368,10 +433,18 @@ def _run(command: list[str], options: RunOptions) -> Outcome:
             options.max_restarts,
             options.monitor_interval,
             options.grace,
-            Streams(options.redirects, options.tee, options.local_ranks_filter, console_rank),
+            Streams(
+                options.redirects,
+                options.tee,
+                options.local_ranks_filter,
+                console_rank,
+                _filters_of(options),
+                system.os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or Streams.prefix,
+            ),
             trace,
             options.role,
             options.forward_signals,
+            devices,
         )
         agent = Agent(job, handler, store, console, announcer)
         noted = {"SIGUSR1", "SIGUSR2"}.difference(options.signals_to_handle).union(options.forward_signals)

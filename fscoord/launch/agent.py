@@ -210,6 +210,8 @@ class Job:
         trace: the directory in which the workers record their traces, or ``""`` for the setting of the environment.
         role: the role of this node's workers. ``ROLE_RANK`` and ``ROLE_WORLD_SIZE`` count the workers of one role.
         forwarded: the names of the signals that `Agent.pass_on` forwards to the workers.
+        devices: for each worker, its CUDA_VISIBLE_DEVICES; the LOCAL_RANK of each worker is 0 then. If empty, the
+            workers inherit CUDA_VISIBLE_DEVICES.
     """
 
     command: Sequence[str]
@@ -222,6 +224,7 @@ class Job:
     trace: str = ""
     role: str = "default"
     forwarded: Collection[str] = ()
+    devices: Sequence[str] = ()
 
 
 class Outcome(NamedTuple):
@@ -343,8 +346,12 @@ class Agent:
         if self._log_fd < 0:
             self._log_fd = self._access.open_log_directory(self._job.log_dir)
         place = f"round-{self._handler.round}"
-        system.close_quietly(self._access.make_directory_in(self._log_fd, place))
+        round_fd = self._access.make_directory_in(self._log_fd, place)
         with WorkerGroup(self._job.command, self._console, self._job.streams, self._access.file_mode) as workers:
+            try:
+                workers.open_filtered_files(system.os.path.join(self._job.log_dir, place), round_fd)
+            finally:
+                system.close_quietly(round_fd)
             common = self._environment(info, sizes)
             first = sum(sizes[: info.rank])
             role_first = sum(crew.workers for crew in crews[: info.rank] if crew.role == self._job.role)
@@ -357,6 +364,8 @@ class Agent:
                     own = f"{place}/{local_rank}"
                     numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
                     role = {"ROLE_RANK": str(role_first + local_rank), "ROLE_WORLD_SIZE": str(role_size)}
+                    if self._job.devices:
+                        numbers.update(LOCAL_RANK="0", CUDA_VISIBLE_DEVICES=self._job.devices[local_rank])
                     if round_store.address:
                         role["FSCOORD_STORE"] = with_options(round_store.address, {"rank": rank})
                     files = self._access.make_directory_in(self._log_fd, own)

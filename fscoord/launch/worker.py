@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from string import Template
 from typing import IO, Any, NamedTuple, TextIO, cast
 
 from fscoord._runtime import system, tracing
@@ -76,6 +77,7 @@ class WorkerGroup:
         self._workers: list[_Worker] = []
         self._ends: queue.SimpleQueue[Failure] = queue.SimpleQueue()
         self._ended = 0
+        self._filtered: dict[int, _FilteredFile] = {}
 
     def __enter__(self) -> WorkerGroup:
         return self
@@ -85,6 +87,15 @@ class WorkerGroup:
             worker.kill()
         for worker in self._workers:
             worker.close()
+        for file in self._filtered.values():
+            file.close()
+
+    def open_filtered_files(self, directory: str, dir_fd: int) -> None:
+        """Create the files of `Streams.filters` in `directory`, of which `dir_fd` is a descriptor."""
+        for stream, name in ((STDOUT, "filtered_stdout.log"), (STDERR, "filtered_stderr.log")):
+            if stream in self._streams.filters:
+                file = _create(system.os.path.join(directory, name), dir_fd, self._file_mode)
+                self._filtered[stream] = _FilteredFile(file, self._streams.filters[stream], self._console)
 
     @property
     def running(self) -> int:
@@ -111,12 +122,14 @@ class WorkerGroup:
                 if self._streams.is_passed(rank, local_rank, stream)
             }
             worker.start(self._command, values, passed)
+            header = self._streams.header(rank, local_rank, environment.get("ROLE_NAME", ""))
             for stream, name in ((STDOUT, "stdout.log"), (STDERR, "stderr.log")):
-                prefix = f"[{rank}] ".encode() if self._streams.is_shown(local_rank, stream) else b""
+                prefix = header if self._streams.is_shown(local_rank, stream) else None
                 path = system.os.path.join(directory, name)
                 is_file = self._streams.is_file(local_rank, stream)
                 file = _create(path, dir_fd, self._file_mode) if is_file else None
-                worker.follow(self._console, stream, prefix, file)
+                filtered = self._filtered.get(stream) if self._streams.is_filtered(local_rank, stream) else None
+                worker.follow(self._console, stream, prefix, file, filtered)
         except BaseException:  # `next_end` would never return the end of this worker
             worker.kill()
             worker.close()
@@ -195,7 +208,14 @@ class _Worker:
         finally:
             system.os.close(writer)
 
-    def follow(self, console: Console, stream: int, prefix: bytes, file: IO[bytes] | None) -> None:
+    def follow(
+        self,
+        console: Console,
+        stream: int,
+        prefix: bytes | None,
+        file: IO[bytes] | None,
+        filtered: _FilteredFile | None,
+    ) -> None:
         """Start a thread that copies the output `stream`, unless `start` got a descriptor for `stream`.
 
         For `STDERR`, which must be the last stream, also start a thread that reads the warden's report.
@@ -204,7 +224,8 @@ class _Worker:
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
         if pipe is not None:
             self._unused.append(file)
-            self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream], self._has_ended.is_set)
+            tail, has_ended = self._tails[stream], self._has_ended.is_set
+            self._spawn(console.follow, pipe, stream, prefix, file, tail, has_ended, filtered)
             self._unused.remove(file)
             self._unused.remove(pipe)
         if stream == STDERR:
@@ -308,12 +329,26 @@ class Streams:
         console_rank: the rank of one worker; None: no worker. A stream of this worker that goes to the console only is
             not copied: the worker writes directly to the console. So no rank is printed before the lines of the stream.
             If the stream is standard error, the worker's `Failure` has no last lines.
+        filters: for each stream, 1 or 2, texts. The lines that `tee` copies to the console, and that contain one of the
+            texts, also go to one file of all workers of the node.
+        prefix: the template of the text before each line, with ``${role_name}``, ``${rank}`` and ``${local_rank}``.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
     tee: Mapping[int | None, int] = field(default_factory=dict)
     shown_ranks: frozenset[int] | None = None
     console_rank: int | None = None
+    filters: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    prefix: str = "[$rank] "
+
+    def header(self, rank: int, local_rank: int, role: str) -> bytes:
+        """Return the text before each line of a worker. As with torchrun, unknown variables stay as they are."""
+        text = Template(self.prefix).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+        return text.encode(errors="surrogateescape")
+
+    def is_filtered(self, local_rank: int, stream: int) -> bool:
+        """Return whether lines of `stream`, 1 or 2, of the worker with this local rank go to the filtered file."""
+        return self.is_shown(local_rank, stream) and bool(_mode(self.tee, local_rank) & stream)
 
     def is_file(self, local_rank: int, stream: int) -> bool:
         """Return whether `stream`, 1 or 2, of the worker with this local rank goes to a file."""
@@ -536,44 +571,48 @@ class Console:
         self,
         pipe: IO[bytes],
         stream: int,
-        prefix: bytes,
+        prefix: bytes | None,
         file: IO[bytes] | None,
         tail: list[bytes],
         has_ended: Callable[[], bool] = lambda: False,
+        filtered: _FilteredFile | None = None,
     ) -> None:
         """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
 
         `has_ended` returns whether all writers of the pipe have ended. After their end, the method no longer waits for
         the reader of the console.
 
-        The console gets `prefix` and the line. If `prefix` is empty, the console gets no line. A carriage return begins
+        The console gets `prefix` and the line. If `prefix` is None, the console gets no line. A carriage return begins
         a new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last
         state. `tail` gets only the last state, and so does a console that is a regular file. `file` gets all bytes
-        unchanged, unless `file` is None. At the end, the pipe and the file are closed.
+        unchanged, unless `file` is None. `filtered` gets what a console that is a regular file gets. At the end, the
+        pipe and the file are closed.
 
         If a write to the file fails, for example on a full disk, the file is closed, and the console gets a message.
         The pipe is still read, because the worker would die of SIGPIPE without a reader.
         """
-        is_live = bool(prefix) and stream in self._sinks and not _is_regular(self._sinks[stream].file)
+        is_live = prefix is not None and stream in self._sinks and not _is_regular(self._sinks[stream].file)
         rest = shown = b""  # the line that has not ended, and its state on the console
         due = -math.inf
         try:
             while True:
                 state = _last_state(rest) if is_live and b"\r" in rest else b""
-                if state.strip() and state != shown:
+                if prefix is not None and state.strip() and state != shown:
                     left = due - system.time.monotonic()
                     if left <= 0 or not _has_data(pipe, left):
                         self.write(stream, prefix + state + b"\n", has_ended)
                         shown, due = state, system.time.monotonic() + BAR_S
                         continue
                 piece = pipe.read1(LINE_MAX)  # type: ignore[attr-defined] # all that is there; it waits for the first
-                if piece and file is not None and not self._log(file, piece):
+                if piece and file is not None and not self.log(file, piece):
                     file = None
                 lines, rest = _split(rest + piece) if piece else ([rest] if rest else [], b"")
                 for line in lines:
                     last = _last_state(line)
-                    if prefix and not (shown and last == shown):
+                    if prefix is not None and not (shown and last == shown):
                         self.write(stream, prefix + last + b"\n", has_ended)
+                    if prefix is not None and filtered is not None:
+                        filtered.add(prefix, last)
                     tail.append(last + b"\n")
                     shown = b""
                 del tail[:-TAIL]
@@ -584,7 +623,7 @@ class Console:
             if file is not None:
                 file.close()
 
-    def _log(self, file: IO[bytes], piece: bytes) -> bool:
+    def log(self, file: IO[bytes], piece: bytes) -> bool:
         """Write `piece` to `file`. After an error close the file, print the error, and return False."""
         try:
             file.write(piece)
@@ -596,6 +635,36 @@ class Console:
             self.write(STDERR, words.encode(errors="surrogateescape"))
             return False
         return True
+
+
+class _FilteredFile:
+    """The file that gets the lines of all workers of a node that contain one of some texts. Many threads write to it.
+
+    Args:
+        file: the file, which this object closes.
+        texts: the texts.
+        console: the console that gets a message if a write fails.
+    """
+
+    def __init__(self, file: IO[bytes], texts: Sequence[str], console: Console) -> None:
+        self._file: IO[bytes] | None = file
+        self._texts = [text.encode(errors="surrogateescape") for text in texts]
+        self._console = console
+        self._lock = system.threading.Lock()
+
+    def add(self, prefix: bytes, line: bytes) -> None:
+        """Write `prefix` and `line`, if the line contains one of the texts. After an error, write no further line."""
+        if any(text in line for text in self._texts):
+            with self._lock:
+                if self._file is not None and not self._console.log(self._file, prefix + line + b"\n"):
+                    self._file = None
+
+    def close(self) -> None:
+        """Close the file. Later lines are dropped."""
+        with self._lock:
+            file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 class _ErrorText:

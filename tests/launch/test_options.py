@@ -69,7 +69,7 @@ def test_option_that_is_not_given_comes_from_the_environment(parsed, refused, mo
 
 def test_options_may_be_abbreviated_as_far_as_they_are_clear(parsed, refused):
     options = parsed(
-        "--nproc", 3, "--max-r=2", "--rdzv_i", "nproc", "--log", "logs", "--tee", "1", "prog", "--nproc", "9"
+        "--nproc", 3, "--max-r=2", "--rdzv_i", "nproc", "--log-", "logs", "--tee", "1", "prog", "--nproc", "9"
     )
     found = options["nproc_per_node"], options["max_restarts"], options["rdzv_id"], options["log_dir"]
     assert found == (3, 2, "nproc", "logs")
@@ -85,11 +85,40 @@ def test_option_with_underscores_has_its_value_unchanged(parsed):
     assert found["command"][1:] == ["-u", "x_y.py", "--an_option"]
 
 
-@pytest.mark.parametrize("word", ["--nproc-per-nodes", "--frobnicate", "-x", "--start-method=fork"])
+@pytest.mark.parametrize("word", ["--nproc-per-nodes", "--frobnicate", "-x"])
 def test_unknown_option_is_refused_and_not_run_as_the_program(refused, word):
     line = refused(word, "train.py")
     assert line.startswith("fscoord: No such option")
     assert word.partition("=")[0] in line
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["--start-method=fork"], "leave it out"),
+        (["--run-path"], "leave it out"),
+        (["--logs_specs", "mine"], "--log-dir"),
+        (["--event-log-handler=null"], "--trace"),
+        (["--numa-binding", "node"], "numactl"),
+    ],
+)
+def test_options_of_torchrun_without_a_meaning_are_refused_with_what_to_use_instead(refused, words, instead):
+    line = refused(*words, "train.py")
+    assert f"there is no {words[0].partition('=')[0].replace('_', '-')}" in line
+    assert instead in line
+
+
+def test_filters_are_separated_by_commas_and_two_commas_are_one(parsed, refused):
+    found = parsed("--tee", 3, "--duplicate_stdout_filters", "a,b,,c", "--duplicate-stderr-filters", "", "x")
+    assert found["duplicate_stdout_filters"] == ["a", "b,c"]
+    assert found["duplicate_stderr_filters"] == [""]
+    assert "--tee 2" in refused("--tee", 1, "--duplicate-stderr-filters", "a", "x")
+
+
+def test_virtual_local_rank_needs_a_gpu_for_each_worker(fscoord_in_process, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert fscoord_in_process("run", "--nproc-per-node", "3", "--virtual-local-rank", "true").code == 64
+    assert "give --nproc-per-node 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["--node-rank=1", "--node_rank=1", "--master-addr=node1", "--master-port=29500"])

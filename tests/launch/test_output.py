@@ -120,7 +120,7 @@ def test_bar_without_an_end_takes_little_memory():
     """A state that is not the last one is not kept. Otherwise this bar would become several lines."""
     out, tail = io.BytesIO(), list[bytes]()
     with Console(out, io.BytesIO()) as console:
-        console.follow(io.BytesIO(b"\r".join(b"%d" % number for number in range(worker.LINE_MAX))), 1, b"", None, tail)
+        console.follow(io.BytesIO(b"\r".join(b"%d" % number for number in range(worker.LINE_MAX))), 1, None, None, tail)
     assert tail == [b"%d\n" % (worker.LINE_MAX - 1)]
 
 

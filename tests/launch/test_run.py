@@ -681,3 +681,36 @@ def is_blocked(file):
         return False
     pid = int(file.read_text())
     return all("pipe" in (Path(f"/proc/{pid}/wchan").read_text(), time.sleep(0.02))[0] for _ in range(10))
+
+
+def test_lines_with_a_text_go_to_one_file_of_the_node_under_the_given_prefix(launch, script, tmp_path):
+    words = [
+        "--tee",
+        "0:1,1:3",
+        "--local-ranks-filter",
+        "0,1",
+        "--duplicate-stdout-filters",
+        "apple,two",
+        "--role",
+        "r",
+    ]
+    program = script("print('apple', rank); print('two' if rank else 'one'); print('apple', file=sys.stderr)")
+    run = launch(
+        *["--nproc-per-node", 3, "--log-dir", "logs", "--duplicate-stderr-filters", "app", *words, program],
+        TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="<${role_name} ${rank} $local_rank $other>",
+    )
+    code, out, err = run.end()
+    assert code == 0, err
+    (stdout,) = tmp_path.glob("logs/*/round-0/filtered_stdout.log")
+    zero, one = "<r 0 0 $other>", "<r 1 1 $other>"
+    assert sorted(stdout.read_text().splitlines()) == [f"{zero}apple 0", f"{one}apple 1", f"{one}two"]
+    assert stdout.with_name("filtered_stderr.log").read_text() == f"{one}apple\n"
+    assert sorted(out.splitlines()) == [f"{zero}apple 0", f"{zero}one", f"{one}apple 1", f"{one}two"]
+
+
+def test_workers_with_a_virtual_local_rank_see_one_gpu_each(launch, script):
+    program = script("print(os.environ['LOCAL_RANK'], os.environ['CUDA_VISIBLE_DEVICES'])")
+    words = ["--nproc-per-node", 2, "--virtual-local-rank", program]
+    run = launch(*words, CUDA_VISIBLE_DEVICES="3, 5,7")
+    code, out, err = run.end()
+    assert (code, sorted(out.splitlines())) == (0, ["[0] 0 3", "[1] 0 5"]), err
