@@ -212,11 +212,13 @@ def test_rank_killed_in_its_wait_and_restarted_passes(logs: Place, last: int) ->
         return Workers(logs.spec(), "tree_barriers", [[rank, 6, SIZE, 1] for rank in ranks])
 
     with (
-        tree(store, killed, SIZE),
+        tree(store, killed, SIZE) as (group, _),
         come(*sorted({0, 1, 2, 3, 5} - {last})) as others,
         come(killed) as dying,
     ):
         start(store, 5)
+        if last == 0:
+            group.wait(["t0/group/1/complete"])
         kill_in_wait(store, dying)
         with come(killed) as again:
             await_release_wait(store, again)
