@@ -32,6 +32,7 @@ assign a new number to a file after its inode has left the kernel's cache, and a
 
 
 CEPH_FUSE_KINDS: Final = frozenset(("fuse.ceph", "fuse.ceph-fuse"))
+CEPH_KINDS: Final = CEPH_FUSE_KINDS | {"ceph"}
 
 
 class Objection(NamedTuple):
@@ -86,14 +87,15 @@ class Mount(NamedTuple):
     def coherence(self) -> str:
         """The default way to read a log on this mount: one of `COHERENCES`.
 
-        On NFS the default is a direct read: one request, which returns the data of the server. A read through the cache
-        may return zeros instead of data while a process on this host writes. On Lustre every read returns current data,
-        and a direct read needs the fewest messages. On other shared file systems, only a read under a lock is known to
-        return current data. If a mount refuses direct reads, the log is read under a lock (`NetworkAccess`).
+        On NFS the default is a direct read: one request, which returns the data of the server. A read through the cache may
+        return zeros instead of data while a process on this host writes. On Lustre every read returns current data, and
+        a direct read needs the fewest messages. On ceph-fuse a read through the caches may return wrong bytes, also
+        under a lock. On other shared file systems, only a read under a lock is known to return current data. If a mount
+        refuses direct reads, the log is read under a lock (`NetworkAccess`).
         """
         if self.is_local:
             return LOCAL
-        return DIRECT if self.is_nfs or self.is_lustre else LOCKED
+        return DIRECT if self.is_nfs or self.is_lustre or self.kind in CEPH_FUSE_KINDS else LOCKED
 
     def option(self, name: str) -> str | None:
         """Return the value of the mount option `name`; ``""`` if it has no value, None if it is not set."""
@@ -225,6 +227,12 @@ class Mount(NamedTuple):
                 "calls of other hosts block in the kernel until the server evicts that host: 101 to 378 s were measured"
                 f" with a timeout of 100 s. {here}. An administrator can evict the host at once"
                 " (docs/how-to/a-job-hangs.md)"
+            )
+        if self.kind in CEPH_KINDS:
+            return (
+                "the metadata server evicts that host after its session_timeout, 60 s by default, and at the latest"
+                " after its session_autoclose, 300 s. On ceph-fuse the calls of other hosts blocked for 70 s meanwhile."
+                " An administrator can evict the host at once: ceph tell mds.0 client evict id=ID"
             )
         return "it is not known when the server releases the locks of that host"
 

@@ -332,7 +332,8 @@ def tree_barrier(
     "Many ranks on a file server" says when a tree barrier is faster than `barrier`.
 
     As in `barrier` with a rank, an arrival is idempotent: a rank whose call timed out, or whose process died, may call
-    again. If a representative dies, its group waits until a new process replaces it, or until the timeout.
+    again. If a representative dies, its group waits until a new process replaces it, or until the timeout. If another
+    rank dies after its arrival, the barrier may end without it.
 
     Args:
         group: the store that the ranks of this group share; another log for each group.
@@ -348,7 +349,8 @@ def tree_barrier(
         StoreTimeoutError: some ranks did not arrive. The error names the missing ranks of all groups, and lists the
             dead ranks separately. If no rank of a missing group has reported the group's missing ranks within
             `trace_timeout`, the error has the first and the last rank of that group.
-        UsedBeforeError: the barrier has been used before.
+        UsedBeforeError: the barrier has been used before, or a process that died had arrived as this rank, and the
+            group has been released since.
         BarrierError: the ranks disagree about the sizes, or `rank` is not below `world_size`.
     """
     call = TreeCall(group, root, rank, world_size, group_size, key, timeout, trace_timeout)

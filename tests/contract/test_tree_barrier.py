@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.worker import Workers, start, work
+from contract.worker import Workers, start, tree, work
 from support.places import ETCD, HANG_S, Place, start_thread
 from support.third_party import place_of
 
 from fscoord.collectives import tree_barrier
 from fscoord.errors import BarrierError, StoreTimeoutError, UsedBeforeError
+from fscoord.status import status
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
@@ -179,3 +181,62 @@ def test_replaced_representative_releases_its_group(logs: Place, last: str, rank
         with Workers(logs.spec(), "tree_barriers", [[rank, 6, SIZE, 1]]) as again:
             assert again.results() == [None]
         assert living.results() == [None] * 5
+
+
+def kill_in_wait(store: Any, workers: Workers) -> None:
+    await_release_wait(store, workers)
+    (process,) = workers.processes
+    process.kill()
+    process.communicate(timeout=HANG_S)
+
+
+def await_release_wait(store: Any, workers: Workers) -> None:
+    """Return when the only process of `workers` is shown waiting for the release of group 1."""
+    (process,) = workers.processes
+    deadline = time.monotonic() + HANG_S
+    while True:
+        participants = status(f"{store.path}-group-1").picture.participants
+        waits = {each.pid: each.waiting for each in participants}
+        wait = waits.get(process.pid)
+        if wait is not None and "t0/group/1/released" in wait.keys:
+            return
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, waits
+
+
+@pytest.mark.parametrize("last", [5, 0], ids=["group incomplete", "group complete"])
+def test_rank_killed_in_its_wait_and_restarted_passes(logs: Place, last: int) -> None:
+    store, killed = logs.open(), 4
+
+    def come(*ranks: int) -> Workers:
+        return Workers(logs.spec(), "tree_barriers", [[rank, 6, SIZE, 1] for rank in ranks])
+
+    with (
+        tree(store, killed, SIZE) as (group, _),
+        come(*sorted({0, 1, 2, 3, 5} - {last})) as others,
+        come(killed) as dying,
+    ):
+        start(store, 5)
+        if last == 0:
+            group.wait(["t0/group/1/complete"])
+        kill_in_wait(store, dying)
+        with come(killed) as again:
+            await_release_wait(store, again)
+            with come(last) as late:
+                assert [*others.results(), *again.results(), *late.results()] == [None] * 6
+
+
+def test_rank_killed_in_its_wait_and_restarted_after_the_release_is_refused(logs: Place) -> None:
+    store, killed = logs.open(), 4
+
+    def come(*ranks: int) -> Workers:
+        return Workers(logs.spec(), "tree_barriers", [[rank, 6, SIZE, 1] for rank in ranks])
+
+    with tree(store, killed, SIZE) as stores:
+        with come(1, 2, 3, 5) as others, come(killed) as dying:
+            start(store, 5)
+            kill_in_wait(store, dying)
+            with come(0) as late:  # all pass, because the killed process had arrived
+                assert [*others.results(), *late.results()] == [None] * 5
+        with pytest.raises(UsedBeforeError, match="rank 4 arrived at 't0'"):
+            tree_barrier(*stores, killed, 6, SIZE, "t0", HANG_S)

@@ -334,7 +334,9 @@ def test_writer_goes_on_after_the_writes_that_a_vanished_host_had_not_synced(
         (NFS, "after its lease"),
         ("nfs server:/x rw,vers=3", "keeps its locks until that host is back"),
         ("tmpfs tmpfs rw", "no other host"),
-        ("ceph mon:/ rw", "not known"),
+        ("ceph mon:/ rw", "session_timeout, 60 s.*client evict"),
+        ("fuse.ceph-fuse ceph-fuse rw", "session_timeout, 60 s.*client evict"),
+        ("gpfs /dev/x rw", "not known"),
     ],
 )
 def test_mount_says_what_a_vanished_host_costs(

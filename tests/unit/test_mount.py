@@ -82,6 +82,8 @@ def lost_locks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("gpfs", "locked"),
         ("beegfs", "locked"),
         ("ceph", "locked"),
+        ("fuse.ceph-fuse", "direct"),
+        ("fuse.ceph", "direct"),
         ("cifs", "locked"),
         ("fuse.glusterfs", "locked"),
         ("9p", "locked"),
