@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from support.recipes import RECIPES
 from support.third_party import place_of
 
 from fscoord import aio, recipes
+from fscoord._runtime import system
 from fscoord.errors import BarrierError, BrokenBarrierError, LockLostError, StoreTimeoutError, WorkFailedError
 from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, election, latch, once
 from fscoord.store import Store
@@ -127,6 +130,48 @@ def test_once_decorates_a_function(store: Store) -> None:
     assert work() == work() == b"value"
     assert calls == [1]
     assert work.__doc__ == "Say something."
+
+
+@pytest.mark.parametrize("fact", [("hostname", "elsewhere"), ("boot_id", b"\1" * 16)], ids=["name", "boot"])
+def test_once_for_each_host_runs_the_work_on_each_host(
+    store: Store, monkeypatch: pytest.MonkeyPatch, fact: tuple[str, Any]
+) -> None:
+    assert once(store, "w", lambda: "here", scope="host") == b"here"
+    assert once(store, "w", lambda: pytest.fail("this host has the result"), scope="host") == b"here"
+    monkeypatch.setattr(system, fact[0], lambda: fact[1])
+    assert once(store, "w", lambda: "there", scope="host") == b"there"
+    assert once(store, "w", lambda: "for all") == b"for all"
+    assert all(key.startswith("w/") for key in store.list_keys())
+    monkeypatch.undo()
+    decorated = once(store, "w", scope="host")(lambda: pytest.fail("this host has the result"))
+    assert decorated() == b"here"
+    assert asyncio.run(once_in_a_task(store)) == b"here"
+
+
+async def once_in_a_task(store: Store) -> bytes:
+    async def work() -> bytes:
+        return pytest.fail("this host has the result")
+
+    return await aio.once(aio.AsyncStore(store), "w", work, scope="host")
+
+
+def test_once_refuses_a_scope_that_does_not_exist(store: Store) -> None:
+    with pytest.raises(ValueError, match="scope must be one of 'store', 'host', not 'node'"):
+        once(store, "w", lambda: b"", scope="node")  # type: ignore[call-overload]
+
+
+def test_exception_of_the_work_is_reported_to_the_same_host_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bytes:
+        raise Failed("no space")
+
+    with pytest.raises(Failed):
+        once(store, "w", fail, scope="host")
+    with pytest.raises(WorkFailedError, match="no space; delete the key 'w/host/") as caught:
+        once(store, "w", fail, scope="host")
+    monkeypatch.setattr(system, "hostname", lambda: "elsewhere")
+    assert once(store, "w", lambda: "now", scope="host") == b"now"
+    (key,) = re.findall("delete the key '(.*?)'", str(caught.value))
+    assert store.delete_key(key)
 
 
 def test_work_of_a_killed_process_is_done_by_another(tmp_path: Path) -> None:

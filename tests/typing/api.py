@@ -341,6 +341,7 @@ def recipes(store: Store) -> None:
         assert_type(next(groups), list[Participant])
     assert_type(Latch(store, "name", 3).count_down(), int)
     assert_type(once(store, "name", lambda: "value", timeout=5), bytes)
+    assert_type(once(store, "name", lambda: "value", scope="host"), bytes)
 
     queue, urgent = Queue(store, "name", timeout=5), PriorityQueue(store, "name")
     queue.put_all([b"value", "value"])
@@ -399,7 +400,7 @@ async def tasks(store: aio.AsyncStore) -> None:
     assert_type(await aio.gather(store, b"data", 0, 2, "key", timeout=5), list[bytes] | None)
     assert_type(await aio.synchronize(store, b"data", 0, 1, "prefix"), list[bytes])
     await aio.tree_barrier(store, store, 0, world_size=1, group_size=1, key="key", timeout=5)
-    assert_type(await aio.once(store, "name", work), bytes)
+    assert_type(await aio.once(store, "name", work, scope="host"), bytes)
     await aio.barrier(store, world_size=1, key="key", timeout=5)
     assert_type(await aio.get_all(store, 0, key="key", world_size=1, timeout=5), list[bytes])
     async with aclosing(aio.Election(store, "name").watch()) as leaders:
