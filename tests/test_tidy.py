@@ -319,6 +319,7 @@ PUBLIC_MODULES = [
     "recipes",
     "rendezvous",
     "testing",
+    "visibility",
 ]
 
 

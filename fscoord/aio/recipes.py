@@ -156,6 +156,19 @@ class DoubleBarrier(ForTasks):
     __aexit__ = for_tasks(recipes.DoubleBarrier.__exit__)
 
 
+class RankZeroFirst(ForTasks):
+    """Rank 0 runs a block, and then the other ranks run it. See `fscoord.recipes.RankZeroFirst` for the arguments.
+
+    If the task of rank 0 is cancelled in the block, the block has failed.
+    """
+
+    @made_of(recipes.RankZeroFirst)
+    def __init__(self) -> None: ...
+
+    __aenter__ = for_tasks(recipes.RankZeroFirst.__enter__, itself)
+    __aexit__ = for_tasks(recipes.RankZeroFirst.__exit__)
+
+
 class Membership(Named):
     """A group that tasks and processes join and leave. See `fscoord.recipes.Membership` for the arguments.
 

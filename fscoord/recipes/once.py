@@ -132,9 +132,9 @@ def success(value: Value) -> bytes:
     return b"=" + value_bytes(value)
 
 
-def failure(error: Exception) -> bytes:
-    """Return the text that is stored if the work raised `error` in this process."""
-    words = f"{system.process_name()} raised {type(error).__name__}: {error}"
+def failure(error: BaseException, rank: str = "") -> bytes:
+    """Return the text that is stored if the work raised `error` in this process. `rank` is put before its name."""
+    words = f"{rank}{system.process_name()} raised {type(error).__name__}: {error}"
     return b"!" + words.encode(errors="replace")
 
 
