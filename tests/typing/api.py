@@ -75,6 +75,7 @@ from fscoord.barriers import (
 from fscoord.collectives import tree_barrier
 from fscoord.environment import Environment, RunId, detect, rank_and_world_size
 from fscoord.integrations.pytest import Once
+from fscoord.preemption import Preemption, requeue
 from fscoord.recipes import (
     Contender,
     DoubleBarrier,
@@ -249,6 +250,10 @@ def timeouts(store: Store, path: Path, given: AnyTimeout, limit: AnyTimeout | No
     Membership(store, "name").watch(limit)
     once(store, "name", lambda: b"", timeout=limit)
     RankZeroFirst(store, "name", 0, limit)
+    with Preemption(store, "name", 0, 2, signals=["SIGUSR1"], timeout=limit) as preemption:
+        assert_type(preemption, Preemption)
+        assert_type(preemption.should_stop(), bool)
+    assert_type(requeue(), None)
     wait_visible(path, size=1, sha256="00", timeout=given)
     inspect.verify(path, timeout=given)
     inspect.copy(path, path, timeout=given)
