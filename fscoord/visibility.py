@@ -90,6 +90,7 @@ def _difference(path: str, size: int | None, sha256: str | None) -> str:
         if error.errno not in _UNSEEN:
             raise
     _refresh(system.os.path.dirname(path))
+    _refresh(system.os.path.dirname(system.os.path.realpath(path)))  # of the target of a symbolic link
     try:
         return _difference_now(path, size, sha256)
     except OSError as error:

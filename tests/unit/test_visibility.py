@@ -95,6 +95,25 @@ def test_look_at_a_missing_name_opens_the_directories_and_looks_again(
     wait(path, timeout=0)
 
 
+def test_look_at_a_link_opens_the_directory_of_its_target(
+    wait: Wait, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b"data")
+    link = path.parent.parent / "link"
+    link.symlink_to(path)
+    known: set[str] = set()
+    real = os.open
+
+    def cached(name: Any, *arguments: Any, **named: Any) -> int:
+        if str(name) == str(link) and str(path.parent) not in known:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        known.add(str(name))
+        return real(name, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", cached)
+    wait(link, size=4, timeout=0)
+
+
 def test_other_errors_are_raised_at_once(wait: Wait, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IsADirectoryError):
         wait(path.parent, size=5)
