@@ -19,7 +19,7 @@ def write(agent: Agent, path: str, data: bytes) -> None:
     agent.do("os.close", fd)
 
 
-def test_name_that_this_host_has_looked_for_is_seen_when_the_other_host_has_created_it(sides: Sides) -> None:
+def test_name_that_this_host_has_looked_for_is_seen_at_once(sides: Sides) -> None:
     for round in range(3):
         writer, reader = (host.fork() for host in ((sides.a, sides.b) if round % 2 else (sides.b, sides.a)))
         names = [sides.full(agent.host, f"data{round}") for agent in (writer, reader)]

@@ -66,7 +66,7 @@ def test_signal_requests_the_stop_and_its_handler_is_restored(store: Store) -> N
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
-def test_no_rank_stops_if_a_rank_has_finished_its_steps(store: Store) -> None:
+def test_ranks_go_on_if_a_rank_has_finished_its_steps(store: Store) -> None:
     with Preemption(store, "p", 0, 2):
         pass
     with Preemption(store, "p", 1, 2) as job:

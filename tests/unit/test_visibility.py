@@ -114,7 +114,7 @@ def test_look_at_a_link_opens_the_directory_of_its_target(
     wait(link, size=4, timeout=0)
 
 
-def test_other_errors_are_raised_at_once(wait: Wait, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_other_kinds_are_raised_at_once(wait: Wait, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IsADirectoryError):
         wait(path.parent, size=5)
     with pytest.raises(ValueError, match="timeout must be >= 0"):
@@ -131,7 +131,7 @@ def test_other_errors_are_raised_at_once(wait: Wait, path: Path, monkeypatch: py
         wait(path)
 
 
-def test_no_descriptor_is_left(path: Path) -> None:
+def test_descriptors_are_closed_after_each_look(path: Path) -> None:
     path.write_bytes(b"data")
     before = set(os.listdir("/proc/self/fd"))
     wait_visible(path, size=4)
