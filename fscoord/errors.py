@@ -259,7 +259,10 @@ class StaleTokenError(LockLostError):
 
 
 class WorkFailedError(FscoordError):
-    """The work that one process does for all (`fscoord.recipes.once`) raised an exception in that process."""
+    """The work that one process does for the others raised an exception there, or rank 0 died before it finished it.
+
+    `fscoord.recipes.once` and `fscoord.recipes.RankZeroFirst` raise it.
+    """
 
 
 class RendezvousError(FscoordError):

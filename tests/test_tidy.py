@@ -53,6 +53,8 @@ SYSTEM_ALLOWED = {
     "launch.agent": ({"signal"}, "passes on to the workers the signal that ends it"),
     "launch.announcer": ({"signal"}, "names the signals that killed workers"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
+    "aio.visibility": ({"asyncio"}, "sleeps in the loop"),
+    "preemption": ({"subprocess"}, "starts scontrol"),
     "testing.contract.waiting": ({"signal"}, "interrupts itself"),
     "cli.groups": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "cli.demo": ({"signal", "subprocess"}, "starts processes and stops them"),
@@ -75,6 +77,7 @@ BY_NAME_ALLOWED = {
         "gives descriptors to them: no other call does that",
     ),
     "_log.wakeup.doorbell": ({"open"}, "opens and closes a FIFO in one chain, without following a link or waiting"),
+    "visibility": ({"open"}, "reads the file that the user names, and cuts none"),
     "cli.trace": ({"open"}, "writes to the file or device that the user names, and cuts none"),
     "cli.output": ({"open"}, "opens /dev/null"),
     "launch.warden": ({"open"}, "opens /dev/null"),
@@ -316,9 +319,11 @@ PUBLIC_MODULES = [
     "integrations.tooz",
     "integrations.torch",
     "launch",
+    "preemption",
     "recipes",
     "rendezvous",
     "testing",
+    "visibility",
 ]
 
 

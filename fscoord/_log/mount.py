@@ -87,9 +87,9 @@ class Mount(NamedTuple):
     def coherence(self) -> str:
         """The default way to read a log on this mount: one of `COHERENCES`.
 
-        On NFS the default is a direct read: one request, which returns the data of the server. A read through the cache may
-        return zeros instead of data while a process on this host writes. On Lustre every read returns current data, and
-        a direct read needs the fewest messages. On ceph-fuse a read through the caches may return wrong bytes, also
+        On NFS the default is a direct read: one request, which returns the data of the server. A read through the cache
+        may return zeros instead of data while a process on this host writes. On Lustre every read returns current data,
+        and a direct read needs the fewest messages. On ceph-fuse a read through the caches may return wrong bytes, also
         under a lock. On other shared file systems, only a read under a lock is known to return current data. If a mount
         refuses direct reads, the log is read under a lock (`NetworkAccess`).
         """

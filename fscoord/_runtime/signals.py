@@ -1,6 +1,7 @@
 """Signal handlers for the command line: no signal is lost, and a command can clean up after a termination signal.
 
-The library does not use this module, because the library does not change the signal handlers of its caller.
+Of the library only `preemption` uses this module, for the signals that its caller names. The library does not change
+other signal handlers of its caller.
 """
 
 from __future__ import annotations

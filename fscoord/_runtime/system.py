@@ -143,6 +143,14 @@ def boot_id() -> bytes:
     return bytes.fromhex(_proc_text("/proc/sys/kernel/random/boot_id").replace("-", "") or "00" * 16)
 
 
+def host_identity() -> str:
+    """Return the name and the boot id of this host, as one word (`escape_word`).
+
+    The boot id is the same in all containers of a host, and the name usually is not.
+    """
+    return f"{escape_word(hostname())}:{boot_id().hex()}"
+
+
 def start_time(pid: int | str = "self") -> int:
     """Return the start time of process `pid`, in clock ticks since boot (proc_pid_stat(5)); 0 if unknown."""
     fields = _stat_fields(pid)

@@ -12,6 +12,7 @@ from fscoord.aio.recipes import (
     Membership,
     PriorityQueue,
     Queue,
+    RankZeroFirst,
     ReadWriteLock,
     RLock,
     Semaphore,
@@ -19,6 +20,7 @@ from fscoord.aio.recipes import (
     once,
 )
 from fscoord.aio.store import AsyncStore, open_store
+from fscoord.aio.visibility import wait_visible
 
 __all__ = [
     "AsyncStore",
@@ -33,6 +35,7 @@ __all__ = [
     "PriorityQueue",
     "Queue",
     "RLock",
+    "RankZeroFirst",
     "ReadWriteLock",
     "Semaphore",
     "barrier",
@@ -44,4 +47,5 @@ __all__ = [
     "open_store",
     "synchronize",
     "tree_barrier",
+    "wait_visible",
 ]

@@ -17,7 +17,7 @@ from fscoord.aio._driver import for_tasks, overriding
 from fscoord.aio._methods import ForTasks, Named, function_for_tasks, itself, made_of
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.recipes._hold import Exclusive
-from fscoord.recipes.once import OnceLock, failure, result_key, success, value_of
+from fscoord.recipes.once import OnceLock, Scope, failure, result_key, scoped, success, value_of
 
 Work = Callable[[], Awaitable[Value]]
 Done = Callable[[], Coroutine[Any, Any, bytes]]
@@ -156,6 +156,19 @@ class DoubleBarrier(ForTasks):
     __aexit__ = for_tasks(recipes.DoubleBarrier.__exit__)
 
 
+class RankZeroFirst(ForTasks):
+    """Rank 0 runs a block, and then the other ranks run it. See `fscoord.recipes.RankZeroFirst` for the arguments.
+
+    If the task of rank 0 is cancelled in the block, the block has failed.
+    """
+
+    @made_of(recipes.RankZeroFirst)
+    def __init__(self) -> None: ...
+
+    __aenter__ = for_tasks(recipes.RankZeroFirst.__enter__, itself)
+    __aexit__ = for_tasks(recipes.RankZeroFirst.__exit__)
+
+
 class Membership(Named):
     """A group that tasks and processes join and leave. See `fscoord.recipes.Membership` for the arguments.
 
@@ -258,15 +271,19 @@ force_release = function_for_tasks(recipes.force_release)
 
 
 @overload
-async def once(store: AsyncStore, name: Key, work: Work, *, timeout: Timeout | None = None) -> bytes: ...
+async def once(
+    store: AsyncStore, name: Key, work: Work, *, timeout: Timeout | None = None, scope: Scope = "store"
+) -> bytes: ...
 
 
 @overload
-def once(store: AsyncStore, name: Key, *, timeout: Timeout | None = None) -> Callable[[Work], Done]: ...
+def once(
+    store: AsyncStore, name: Key, *, timeout: Timeout | None = None, scope: Scope = "store"
+) -> Callable[[Work], Done]: ...
 
 
 def once(
-    store: AsyncStore, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
+    store: AsyncStore, name: Key, work: Work | None = None, *, timeout: Timeout | None = None, scope: Scope = "store"
 ) -> Coroutine[Any, Any, bytes] | Callable[[Work], Done]:
     """Await `work` in one task, and return its value in every task that calls this function with the same `name`.
 
@@ -274,6 +291,7 @@ def once(
     this `name` get the same value. If the task that runs `work` is cancelled, the next waiting caller runs it.
     """
     driver_of(store)
+    name = scoped(name, scope)
     if work is None:
 
         def decorate(function: Work) -> Done:

@@ -10,6 +10,7 @@ from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import Item
 from fscoord.recipes._line import force_release
 from fscoord.recipes.election import Election, Leader
+from fscoord.recipes.first import RankZeroFirst
 from fscoord.recipes.latch import DoubleBarrier, Latch
 from fscoord.recipes.lock import Fenced, Lock, ReadWriteLock, RLock, Semaphore
 from fscoord.recipes.membership import Membership, Participant
@@ -30,6 +31,7 @@ __all__ = [
     "PriorityQueue",
     "Queue",
     "RLock",
+    "RankZeroFirst",
     "ReadWriteLock",
     "Semaphore",
     "force_release",

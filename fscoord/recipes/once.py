@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import overload
+from typing import Final, Literal, get_args, overload
 
-from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
+from fscoord._arguments import Key, Timeout, Value, check_choice, key_bytes, key_text, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.awaited import WORK
 from fscoord._waiting.wait import WaitSteps
@@ -19,6 +19,8 @@ from fscoord.recipes.lock import Lock
 from fscoord.store import Store, needed_store
 
 Work = Callable[[], Value]
+Scope = Literal["store", "host"]
+SCOPES: Final = get_args(Scope)
 
 
 class OnceLock(Lock):
@@ -38,15 +40,17 @@ class OnceLock(Lock):
 
 
 @overload
-def once(store: Store, name: Key, work: Work, *, timeout: Timeout | None = None) -> bytes: ...
+def once(store: Store, name: Key, work: Work, *, timeout: Timeout | None = None, scope: Scope = "store") -> bytes: ...
 
 
 @overload
-def once(store: Store, name: Key, *, timeout: Timeout | None = None) -> Callable[[Work], Callable[[], bytes]]: ...
+def once(
+    store: Store, name: Key, *, timeout: Timeout | None = None, scope: Scope = "store"
+) -> Callable[[Work], Callable[[], bytes]]: ...
 
 
 def once(
-    store: Store, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
+    store: Store, name: Key, work: Work | None = None, *, timeout: Timeout | None = None, scope: Scope = "store"
 ) -> bytes | Callable[[Work], Callable[[], bytes]]:
     """Call `work` in one process, and return its value in every process that calls this function with the same `name`.
 
@@ -65,6 +69,11 @@ def once(
         work: called without arguments; returns a value for the store.
         timeout: how long to wait while another process runs the work, in seconds or as a `timedelta`; None means the
             store's timeout.
+        scope: ``"host"``: the work is done once on each host, and its value or its error is that of the host. The
+            result is kept under ``{name}/host/{host}/result``. A host is its name together with the id of its boot. So
+            a host that has restarted does the work again, and two hosts with the same name are two hosts. The
+            processes of a container belong to its host if the container has the name of that host. Where the system
+            has no boot id, the name alone counts.
 
     Raises:
         WorkFailedError: the work raised an exception in another process. The process that ran the work gets the
@@ -73,6 +82,7 @@ def once(
         TypeError: the work returned neither ``str`` nor a bytes-like object.
     """
     needed_store(store)
+    name = scoped(name, scope)
     if work is None:
 
         def decorate(function: Work) -> Callable[[], bytes]:
@@ -122,10 +132,21 @@ def success(value: Value) -> bytes:
     return b"=" + value_bytes(value)
 
 
-def failure(error: Exception) -> bytes:
-    """Return the text that is stored if the work raised `error` in this process."""
-    words = f"{system.process_name()} raised {type(error).__name__}: {error}"
+def failure(error: BaseException, rank: str = "") -> bytes:
+    """Return the text that is stored if the work raised `error` in this process. `rank` is put before its name."""
+    words = f"{rank}{system.process_name()} raised {type(error).__name__}: {error}"
     return b"!" + words.encode(errors="replace")
+
+
+def scoped(name: Key, scope: Scope) -> Key:
+    """Return the name under which the work `name` is done once in `scope`.
+
+    Raises:
+        ValueError: `scope` is not a scope.
+    """
+    if check_choice("scope", scope, SCOPES) == "store":
+        return name
+    return key_bytes(name) + b"/host/" + key_bytes(system.host_identity())
 
 
 def result_key(name: Key) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fscoord
-from fscoord import aio, recipes
+from fscoord import aio, recipes, visibility
 
 COLLECTIVES = ("barrier", "broadcast", "gather", "get_all", "synchronize", "tree_barrier")
 CLASSES = [
@@ -18,11 +18,12 @@ CLASSES = [
 FUNCTIONS = [
     *((getattr(fscoord.collectives, name), getattr(aio, name)) for name in COLLECTIVES),
     (fscoord.open_store, aio.open_store),
+    (visibility.wait_visible, aio.wait_visible),
 ]
 
 # What is said of somebody is the same for both; a hold is what all asynchronous locks are.
 DATA = {"Contender", "Leader", "Participant"}
-OWN = {"AsyncStore", "Hold", "open_store", *COLLECTIVES}
+OWN = {"AsyncStore", "Hold", "open_store", "wait_visible", *COLLECTIVES}
 OWN_MEMBERS = {("AsyncStore", "store")}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from support.recipes import RECIPES
 from support.third_party import place_of
 
 from fscoord import aio, recipes
+from fscoord._runtime import system
 from fscoord.errors import BarrierError, BrokenBarrierError, LockLostError, StoreTimeoutError, WorkFailedError
-from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, election, latch, once
+from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, RankZeroFirst, election, latch, once
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
@@ -129,6 +132,48 @@ def test_once_decorates_a_function(store: Store) -> None:
     assert work.__doc__ == "Say something."
 
 
+@pytest.mark.parametrize("fact", [("hostname", "elsewhere"), ("boot_id", b"\1" * 16)], ids=["name", "boot"])
+def test_once_for_each_host_runs_the_work_on_each_host(
+    store: Store, monkeypatch: pytest.MonkeyPatch, fact: tuple[str, Any]
+) -> None:
+    assert once(store, "w", lambda: "here", scope="host") == b"here"
+    assert once(store, "w", lambda: pytest.fail("this host has the result"), scope="host") == b"here"
+    monkeypatch.setattr(system, fact[0], lambda: fact[1])
+    assert once(store, "w", lambda: "there", scope="host") == b"there"
+    assert once(store, "w", lambda: "for all") == b"for all"
+    assert all(key.startswith("w/") for key in store.list_keys())
+    monkeypatch.undo()
+    decorated = once(store, "w", scope="host")(lambda: pytest.fail("this host has the result"))
+    assert decorated() == b"here"
+    assert asyncio.run(once_in_a_task(store)) == b"here"
+
+
+async def once_in_a_task(store: Store) -> bytes:
+    async def work() -> bytes:
+        return pytest.fail("this host has the result")
+
+    return await aio.once(aio.AsyncStore(store), "w", work, scope="host")
+
+
+def test_once_refuses_a_scope_that_does_not_exist(store: Store) -> None:
+    with pytest.raises(ValueError, match="scope must be one of 'store', 'host', not 'node'"):
+        once(store, "w", lambda: b"", scope="node")  # type: ignore[call-overload]
+
+
+def test_exception_of_the_work_is_reported_to_the_same_host_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bytes:
+        raise Failed("no space")
+
+    with pytest.raises(Failed):
+        once(store, "w", fail, scope="host")
+    with pytest.raises(WorkFailedError, match="no space; delete the key 'w/host/") as caught:
+        once(store, "w", fail, scope="host")
+    monkeypatch.setattr(system, "hostname", lambda: "elsewhere")
+    assert once(store, "w", lambda: "now", scope="host") == b"now"
+    (key,) = re.findall("delete the key '(.*?)'", str(caught.value))
+    assert store.delete_key(key)
+
+
 def test_work_of_a_killed_process_is_done_by_another(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
@@ -141,6 +186,87 @@ def test_work_of_a_killed_process_is_done_by_another(tmp_path: Path) -> None:
         workers.processes[0].wait(HANG_S)
         assert thread.join() == b"done"
     place.close()
+
+
+# Rank 0 first
+
+
+def test_ranks_run_the_block_after_rank_0(place: Place, store: Store) -> None:
+    def run(rank: int) -> str:
+        with RankZeroFirst(place.open(how="clone"), "b", rank, HANG_S):
+            seen.append(rank)
+        return "gone on"
+
+    seen: list[int] = []
+    with RankZeroFirst(store, "b", 0):
+        threads = [start_thread(run, rank) for rank in (1, 2)]
+        with pytest.raises(StoreTimeoutError, match="rank 0 did not finish the block 'b' within"):
+            RankZeroFirst(place.open(how="clone"), "b", 3, 0.01).__enter__()
+        assert seen == []
+        seen.append(0)
+    assert [thread.join() for thread in threads] == ["gone on"] * 2
+    assert (seen[0], sorted(seen)) == (0, [0, 1, 2])
+
+
+@pytest.mark.parametrize("error", [Failed("no space"), KeyboardInterrupt("no space")], ids=["error", "ctrl-c"])
+def test_block_that_fails_on_rank_0_does_not_begin_on_the_others(
+    place: Place, store: Store, error: BaseException
+) -> None:
+    waiter = start_thread(RankZeroFirst(place.open(how="clone"), "b", 1, HANG_S).__enter__)
+    with pytest.raises(type(error)), RankZeroFirst(store, "b", 0):
+        raise error
+    with pytest.raises(WorkFailedError, match=rf"'b' failed: rank 0, .*:{os.getpid()} raised {type(error).__name__}"):
+        waiter.join()
+    with RankZeroFirst(store, "b", 0):  # rank 0 has been started again
+        pass
+    with RankZeroFirst(store, "b", 1, 0):
+        pass
+
+
+def test_block_whose_rank_0_died_is_an_error_that_names_its_process(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    with Workers(place.spec(), "block_for_ever", [["b"]]) as workers:
+        start(store, 1)
+        store.wait(["working"])
+        waiter = start_thread(RankZeroFirst(store, "b", 1, HANG_S).__enter__)
+        pid = workers.processes[0].pid
+        workers.processes[0].kill()
+        workers.processes[0].wait(HANG_S)
+        with pytest.raises(WorkFailedError, match=rf"rank 0 ended before .* 'b'; dead: rank 0 \(.*:{pid}, found dead"):
+            waiter.join()
+    with RankZeroFirst(place.open(how="clone"), "b", 0):
+        pass
+    with RankZeroFirst(store, "b", 1, 0):
+        pass
+    place.close()
+
+
+def test_task_of_rank_0_that_is_cancelled_in_the_block_has_failed() -> None:
+    async def run() -> None:
+        async with aio.RankZeroFirst(tasks, "b", 0):
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def act() -> None:
+        first = asyncio.create_task(run())
+        await entered.wait()
+        second = asyncio.create_task(aio.RankZeroFirst(tasks, "b", 1, HANG_S).__aenter__())
+        first.cancel()
+        with pytest.raises(WorkFailedError, match=r"rank 0, .* raised CancelledError"):
+            await second
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    entered = asyncio.Event()
+    with HashStore() as store:
+        tasks = aio.AsyncStore(store)
+        asyncio.run(act())
+
+
+def test_rank_below_0_is_refused(store: Store) -> None:
+    with pytest.raises(ValueError, match="rank must be at least 0, not -1"):
+        RankZeroFirst(store, "b", -1)
 
 
 # Latches

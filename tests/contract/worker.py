@@ -25,7 +25,7 @@ from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize, tree_barrier
 from fscoord.collectives.tree import TreeCall
 from fscoord.errors import FscoordError, LockLostError, QueueEmptyError, StaleTokenError, StoreTimeoutError
-from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, ReadWriteLock, Semaphore, once
+from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, RankZeroFirst, ReadWriteLock, Semaphore, once
 from fscoord.store import Store, run_blocking
 from fscoord.stores.file import FileStore
 
@@ -119,6 +119,13 @@ def execute_barriers(store: Store, rank: int, size: int, count: int) -> int:
     for _ in range(count):
         barrier.execute_barrier()
     return barrier.sequence
+
+
+def block_for_ever(store: Store, name: str) -> None:
+    """Be rank 0 in its block, to be killed."""
+    with RankZeroFirst(store, name, 0):
+        store.set("working", "1")
+        store.wait(["never"])
 
 
 def hold(store: Store, name: str) -> None:

@@ -98,6 +98,10 @@ RECIPES: dict[str, Recipe] = {
         r"the latch 'NAME' \([01] of 1 calls missing\)",
     ),
     "DoubleBarrier": Recipe(lambda both: [both.enter, both.leave], (1, 0)),
+    "RankZeroFirst": Recipe(
+        lambda first: [first.__enter__, lambda: first.__exit__(None, None, None)],
+        (0,),
+    ),
     "Membership": Recipe(
         of_a_group,
         (b"data",),

@@ -75,6 +75,7 @@ from fscoord.barriers import (
 from fscoord.collectives import tree_barrier
 from fscoord.environment import Environment, RunId, detect, rank_and_world_size
 from fscoord.integrations.pytest import Once
+from fscoord.preemption import Preemption, requeue
 from fscoord.recipes import (
     Contender,
     DoubleBarrier,
@@ -87,6 +88,7 @@ from fscoord.recipes import (
     Participant,
     PriorityQueue,
     Queue,
+    RankZeroFirst,
     ReadWriteLock,
     RLock,
     Semaphore,
@@ -123,6 +125,7 @@ from fscoord.rendezvous import (
     static_rendezvous,
 )
 from fscoord.stores.url import register_scheme
+from fscoord.visibility import wait_visible
 
 AnyTimeout = float | int | timedelta
 """What every ``timeout`` accepts. Where None means a default, it is accepted, too."""
@@ -246,6 +249,12 @@ def timeouts(store: Store, path: Path, given: AnyTimeout, limit: AnyTimeout | No
     Membership(store, "name").observe((), limit)
     Membership(store, "name").watch(limit)
     once(store, "name", lambda: b"", timeout=limit)
+    RankZeroFirst(store, "name", 0, limit)
+    with Preemption(store, "name", 0, 2, signals=["SIGUSR1"], timeout=limit) as preemption:
+        assert_type(preemption, Preemption)
+        assert_type(preemption.should_stop(), bool)
+    assert_type(requeue(), None)
+    wait_visible(path, size=1, sha256="00", timeout=given)
     inspect.verify(path, timeout=given)
     inspect.copy(path, path, timeout=given)
     RendezvousStoreInfo.build(0, store, timeout=limit)
@@ -335,12 +344,15 @@ def recipes(store: Store) -> None:
     with Mine(store, "name", 4, 0, timeout=5, fail_fast=True) as both:
         assert_type(both, Mine)
         both.leave(timeout=timedelta(seconds=1))
+    with RankZeroFirst(store, "name", 0, timeout=timedelta(seconds=5)) as first:
+        assert_type(first, RankZeroFirst)
     with closing(Election(store, "name").watch()) as leaders:
         assert_type(next(leaders), Leader)
     with closing(Membership(store, "name").watch()) as groups:
         assert_type(next(groups), list[Participant])
     assert_type(Latch(store, "name", 3).count_down(), int)
     assert_type(once(store, "name", lambda: "value", timeout=5), bytes)
+    assert_type(once(store, "name", lambda: "value", scope="host"), bytes)
 
     queue, urgent = Queue(store, "name", timeout=5), PriorityQueue(store, "name")
     queue.put_all([b"value", "value"])
@@ -391,6 +403,8 @@ async def tasks(store: aio.AsyncStore) -> None:
     assert_type(await aio.Latch(store, "name", 2).count_down(), int)
     async with aio.DoubleBarrier(store, "name", 2, 0, timeout=5) as double:
         assert_type(double, aio.DoubleBarrier)
+    async with aio.RankZeroFirst(store, "name", 1, 5) as first:
+        assert_type(first, aio.RankZeroFirst)
     urgent = aio.PriorityQueue(store, "name", 5)
     await urgent.put(b"value", priority=-1)
     assert_type(await urgent.take(block=False), aio.Item)
@@ -399,7 +413,8 @@ async def tasks(store: aio.AsyncStore) -> None:
     assert_type(await aio.gather(store, b"data", 0, 2, "key", timeout=5), list[bytes] | None)
     assert_type(await aio.synchronize(store, b"data", 0, 1, "prefix"), list[bytes])
     await aio.tree_barrier(store, store, 0, world_size=1, group_size=1, key="key", timeout=5)
-    assert_type(await aio.once(store, "name", work), bytes)
+    assert_type(await aio.once(store, "name", work, scope="host"), bytes)
+    await aio.wait_visible("path", size=1, timeout=timedelta(seconds=5))
     await aio.barrier(store, world_size=1, key="key", timeout=5)
     assert_type(await aio.get_all(store, 0, key="key", world_size=1, timeout=5), list[bytes])
     async with aclosing(aio.Election(store, "name").watch()) as leaders:

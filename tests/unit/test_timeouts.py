@@ -33,6 +33,7 @@ from fscoord import (
     rendezvous,
     synchronize,
 )
+from fscoord._arguments import DEFAULT_TIMEOUT
 from fscoord.barriers import StoreBarrier
 from fscoord.inspect import copy, repair, verify
 from fscoord.recipes import (
@@ -41,6 +42,7 @@ from fscoord.recipes import (
     Lock,
     Membership,
     Queue,
+    RankZeroFirst,
     ReadWriteLock,
     RLock,
     Semaphore,
@@ -103,6 +105,7 @@ def public_callables() -> dict[str, Any]:
 NO_DEFAULT = {"set_timeout", "store_timeout"}
 TEN_SECONDS = {"verify", "repair", "copy"}
 NO_LIMIT = {"watch", "campaign"}
+NO_STORE = {"wait_visible"}
 
 
 @functools.cache
@@ -128,13 +131,15 @@ def test_timeout_default_is_none_except_for_the_listed_calls(name: str) -> None:
         assert parameter.default is inspect.Parameter.empty
     elif called in TEN_SECONDS:
         assert parameter.default == 10
+    elif called in NO_STORE:
+        assert parameter.default == DEFAULT_TIMEOUT
     elif called in NO_LIMIT:
         assert parameter.default == math.inf
     elif called == "acquire":
         assert parameter.default == -1
     else:
         assert parameter.default is None
-    assert called in NO_DEFAULT | TEN_SECONDS or "None" in str(parameter.annotation)
+    assert called in NO_DEFAULT | TEN_SECONDS | NO_STORE or "None" in str(parameter.annotation)
 
 
 def test_timeout_parameters_are_found_in_the_public_interface() -> None:
@@ -185,6 +190,7 @@ WAITS: dict[str, Waits] = {
     "DoubleBarrier": lambda store, given: DoubleBarrier(store, "d", 2, 0, **given).enter(),
     "enter": lambda store, given: DoubleBarrier(store, "d", 2, 0).enter(**given),
     "leave": lambda store, given: DoubleBarrier(store, "d", 2, 0).leave(**given),
+    "RankZeroFirst": lambda store, given: RankZeroFirst(store, "r", 1, **given).__enter__(),
     "Queue": lambda store, given: Queue(store, "q", **given).take(),
     "Lock": lambda store, given: Lock(store, "taken", **given).__enter__(),
     "once": lambda store, given: once(store, "work", lambda: "v", **given),
