@@ -21,7 +21,9 @@ HEAD = "| option of torchrun | `fscoord run` |\n|---|---|\n"
 
 def their_options() -> list[str]:
     """Return the long name of each option of the installed torchrun, with dashes."""
-    actions = [action for action in get_args_parser()._actions if action.dest != "help" and action.option_strings]
+    actions = [
+        action for action in vars(get_args_parser())["_actions"] if action.dest != "help" and action.option_strings
+    ]
     return [next(name for name in action.option_strings if name[:2] == "--").replace("_", "-") for action in actions]
 
 

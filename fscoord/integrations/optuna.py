@@ -442,6 +442,7 @@ class FscoordJournalStorage(JournalStorage, BaseHeartbeat):
         StoreError: the store of `backend` can't detect deaths.
     """
 
+    _backend: FscoordJournalBackend
     _replay_result: JournalStorageReplayResult
 
     def __init__(

@@ -203,7 +203,7 @@ def test_trial_of_the_queue_belongs_to_the_process_that_took_it(path: str, opene
     assert states(storage) == [FAIL]
 
 
-def test_only_trials_of_the_study_are_failed(path: str, opened: Opened) -> None:
+def test_trials_of_another_study_are_left_alone(path: str, opened: Opened) -> None:
     storage = opened()
     other = optuna.create_study(study_name="other", storage=storage)
     with Running(path) as worker:
@@ -248,7 +248,7 @@ def test_storage_that_begins_with_a_snapshot_knows_the_owners(
     assert states(storage) == [FAIL] + [COMPLETE] * 4
 
 
-def test_plain_storage_does_not_write_in_the_name_of_the_session_that_saved_its_snapshot(
+def test_plain_storage_does_not_write_for_the_session_of_its_snapshot(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optuna.storages.journal._storage, "SNAPSHOT_INTERVAL", 1)
