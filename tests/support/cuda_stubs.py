@@ -1,4 +1,4 @@
-"""Replaces CUDA's libraries for the torch that is installed: `python tests/support/cuda_stubs.py`. It needs gcc and binutils.
+"""Replaces CUDA's libraries for the torch that is installed. It needs gcc and binutils.
 
 torch's wheels for Linux on the package index can't be imported without CUDA's libraries, although nothing of them is
 called on a host without a GPU. This program compiles, for each such library, one that has the symbols that torch's
@@ -50,7 +50,8 @@ def compile_library(directory: Path, soname: str, versions: dict[str, set[str]])
 
 def main() -> None:
     spec = find_spec("torch")
-    assert spec is not None and spec.origin is not None, "torch is not installed"
+    assert spec is not None, "torch is not installed"
+    assert spec.origin is not None
     directory = Path(spec.origin).parent / "lib"
     libraries = sorted(directory.glob("*.so*"))
     stubs: dict[str, dict[str, set[str]]] = {}
