@@ -148,7 +148,7 @@ def test_tasks_and_threads_meet_at_one_barrier_with_the_client_of_torch(store: T
         view.barrier("b", 4)
     # The server refuses the fifth arrival; where keys make the barrier, its caller has counted it already.
     assert store.get(f"p/b{counter}") == (b"4" if HAS_BARRIERS else b"5")
-    with pytest.raises(StoreTimeoutError, match="last caller of barrier 'c'|'c/last_member'"):
+    with pytest.raises(StoreTimeoutError, match=r"last caller of barrier 'c'|'c/last_member'"):
         store.barrier("c", 2, timeout=0.1)
     with pytest.raises(StoreTimeoutError, match="1 arrived"):
         barrier(view, 2, "d", 0.1)
@@ -638,3 +638,12 @@ def test_torch_without_libuv_is_reported_with_the_option_to_pass(monkeypatch: py
     parameters = RendezvousParameters("c10d", "127.0.0.1:0", "run", 1, 1)
     with pytest.raises(ValueError, match="use_libuv=False"):
         create_backend(parameters)
+
+
+def test_taken_port_is_reported_although_torch_raises_a_plain_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("The server socket has failed to listen on any local network address. name: EADDRINUSE")
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    with pytest.raises(StoreUnavailableError, match=r"EADDRINUSE.*free and open"):
+        TCPStore("127.0.0.1", 0, is_master=True)
