@@ -177,7 +177,9 @@ def register_in_torch() -> None:
         ImportError: torch is not installed, or lacks the module.
     """
     with needed_extra("fscoord.barriers.register_in_torch", "torch", "torch"):
-        from torch.distributed.checkpoint._experimental import barriers as theirs
+        import torch  # noqa: F401
+    from torch.distributed.checkpoint._experimental import barriers as theirs  # an older torch lacks the module
+
     for name, barrier_class in BARRIER_REGISTRY.items():
         if theirs.BARRIER_REGISTRY.setdefault(name, barrier_class) is barrier_class:
             theirs.Barrier.register(barrier_class)

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.places import HANG_S, start_thread
 from support.ports import held_port
-from torch.distributed.checkpoint._experimental import barriers as torch_barriers
 
 from fscoord.barriers import (
     BarrierConfig,
@@ -26,6 +27,10 @@ from fscoord.errors import NoProcessGroupError, StoreTimeoutError, StoreUnavaila
 from fscoord.stores.tcp import TCPStore
 
 pytestmark = pytest.mark.torch
+
+EXPERIMENTAL = "torch.distributed.checkpoint._experimental"
+torch_barriers: Any = import_module(f"{EXPERIMENTAL}.barriers") if find_spec(EXPERIMENTAL) else None
+"""The module with torch's registry, or None in a torch without it."""
 
 WORKER = Path(__file__).with_name("dist_barrier_worker.py")
 
@@ -133,34 +138,44 @@ def test_dist_barrier_waits_for_all_ranks_and_ends_in_time(tmp_path: Path, end: 
     assert outputs[1][0] == "met\n"
 
 
-def test_barriers_are_found_in_the_registry_of_torch_after_one_call(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    register_in_torch()
-    register_in_torch()
-    assert torch_barriers.BARRIER_REGISTRY["tcp_store"] is torch_barriers.TCPStoreBarrier
-    config = torch_barriers.BarrierConfig("file_store", {"path": tmp_path / "store", "rank": 0, "world_size": 1})
-    made: Any = torch_barriers.create_barrier_from_config(config)
-    assert isinstance(made, torch_barriers.Barrier)
-    assert isinstance(made, FileStoreBarrier)
-    with made, caplog.at_level("INFO", "fscoord.barriers"):
-        made.execute_barrier()
-    assert "Executing barrier barrier_prefix=barrier" in caplog.text
+if torch_barriers is not None:
+
+    def test_barriers_are_found_in_the_registry_of_torch_after_one_call(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        register_in_torch()
+        register_in_torch()
+        assert torch_barriers.BARRIER_REGISTRY["tcp_store"] is torch_barriers.TCPStoreBarrier
+        config = torch_barriers.BarrierConfig("file_store", {"path": tmp_path / "store", "rank": 0, "world_size": 1})
+        made: Any = torch_barriers.create_barrier_from_config(config)
+        assert isinstance(made, torch_barriers.Barrier)
+        assert isinstance(made, FileStoreBarrier)
+        with made, caplog.at_level("INFO", "fscoord.barriers"):
+            made.execute_barrier()
+        assert "Executing barrier barrier_prefix=barrier" in caplog.text
 
 
-def test_tcp_store_barrier_logs_what_that_of_torch_logs(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    values: dict[str, Any] = {
-        "global_rank": 0,
-        "global_world_size": 1,
-        "barrier_prefix": "p",
-        "timeout_barrier_init_secs": 30,
-        "use_checkpoint_barrier_tcpstore_libuv": True,
-        "tcpstore_port": port,
-        "master_address": "localhost",
-        "timeout_secs": 30,
-    }
-    with caplog.at_level("INFO"):
-        TCPStoreBarrier(**values).close()
-        torch_barriers.TCPStoreBarrier(**values)
-    ours, theirs = (record.getMessage() for record in caplog.records if "Initializing" in record.getMessage())
-    assert ours == theirs
+if torch_barriers is None:
+
+    def test_torch_without_a_registry_of_barriers_is_named() -> None:
+        with pytest.raises(ImportError, match=EXPERIMENTAL):
+            register_in_torch()
+
+else:
+
+    def test_tcp_store_barrier_logs_what_that_of_torch_logs(port: int, caplog: pytest.LogCaptureFixture) -> None:
+        values: dict[str, Any] = {
+            "global_rank": 0,
+            "global_world_size": 1,
+            "barrier_prefix": "p",
+            "timeout_barrier_init_secs": 30,
+            "use_checkpoint_barrier_tcpstore_libuv": True,
+            "tcpstore_port": port,
+            "master_address": "localhost",
+            "timeout_secs": 30,
+        }
+        with caplog.at_level("INFO"):
+            TCPStoreBarrier(**values).close()
+            torch_barriers.TCPStoreBarrier(**values)
+        ours, theirs = (record.getMessage() for record in caplog.records if "Initializing" in record.getMessage())
+        assert ours == theirs

@@ -28,7 +28,7 @@ DEFAULT = timedelta(seconds=300)
 def tcp_stores() -> Iterator[Any]:
     """Return connections to a server of torch, in a circle. torch closes them and the server when the process ends."""
     first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return cycle([first, first.clone(), first.clone()])
+    return cycle([first, *(dist.TCPStore("127.0.0.1", first.port, wait_for_workers=False) for _ in range(2))])
 
 
 @pytest.fixture(params=["file", "hash", "prefix", "tcp"])

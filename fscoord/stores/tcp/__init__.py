@@ -184,24 +184,27 @@ class TCPStore(Store):
             present = self._connections.call(lambda channel: channel.add_worker(0), last)
 
     def _has_queues(self, deadline: Deadline) -> bool:
-        """Return whether the server has queues.
+        """Return whether the server has queues. torch's server without libuv and older servers have none."""
+        if self._keeps_queues is None:
+            length = self._answer_if_known(lambda channel: channel.queue_len(b""), deadline)
+            self._keeps_queues = length is not None
+        return self._keeps_queues
 
-        torch's server without libuv closes the connection when it receives a request for a queue. If the connection is
-        lost, a ping on a new connection shows whether the server still runs. If the server runs, the request for a
-        queue is sent once more.
+    def _answer_if_known(self, request: Callable[[Channel], T], deadline: Deadline) -> T | None:
+        """Return the server's answer to `request`, which must change nothing, or None if the server does not know it.
+
+        torch's server closes the connection when it receives a request that it does not know. If the connection is
+        lost, a ping on a new connection shows whether the server still runs. If the server runs, the request is sent
+        once more.
         """
         for _ in range(2):
-            if self._keeps_queues is None:
-                try:
-                    self._connections.call(lambda channel: channel.queue_len(b""), deadline)
-                    self._keeps_queues = True
-                except StoreUnavailableError as error:
-                    if error.errno == system.errno.ETIMEDOUT:
-                        raise
-                    self._connections.call(Channel.ping, deadline)  # raises if the server is gone
-        if self._keeps_queues is None:
-            self._keeps_queues = False
-        return self._keeps_queues
+            try:
+                return self._connections.call(request, deadline)
+            except StoreUnavailableError as error:
+                if error.errno == system.errno.ETIMEDOUT:
+                    raise
+                self._connections.call(Channel.ping, deadline)  # raises if the server is gone
+        return None
 
     def _queue_call(self, operation: Callable[[Channel], T]) -> T:
         deadline = self._deadline()
@@ -211,8 +214,8 @@ class TCPStore(Store):
     def _refuse_without_queues(self, deadline: Deadline) -> None:
         if not self._has_queues(deadline):
             raise StoreError(
-                f"{self._connections}: this is torch's server without libuv, which keeps no queues; start it with"
-                " use_libuv=True"
+                f"{self._connections}: this server of torch keeps no queues; start it with use_libuv=True, with a torch"
+                " whose TCPStore has the method queue_push"
             )
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -296,7 +299,13 @@ class TCPStore(Store):
 
     def list_keys(self, prefix: Key = "") -> list[str]:
         start = key_bytes(prefix)
-        return [key_text(name) for name in sorted(self._call(Channel.list_keys)) if name.startswith(start)]
+        names = self._answer_if_known(Channel.list_keys, self._deadline())
+        if names is None:
+            raise StoreError(
+                f"{self._connections}: this server of torch does not list its keys; start it with a torch whose"
+                " TCPStore has the method list_keys"
+            )
+        return [key_text(name) for name in sorted(names) if name.startswith(start)]
 
     # -- queues ----------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,8 @@ class Server:
                 raise ValueError(
                     f"{self._where}: {_first_line(error)}; pass use_libuv=False, or add ?use_libuv=0 to the address"
                 ) from error
-            if not isinstance(error, torch.DistError):
+            # An older torch raises a plain RuntimeError if the port is taken.
+            if not (isinstance(error, torch.DistError) or "server socket" in str(error)):
                 raise
             raise StoreUnavailableError(
                 f"{self._where}: {_first_line(error)}; check that no other process listens on the port, and that it is"
