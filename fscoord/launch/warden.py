@@ -140,8 +140,9 @@ def _guard(child: int, orders: int) -> NoReturn:
 def _await_warden(child: int, orders: int) -> int:
     """Wait for the end of the warden `child`, and return its exit code or the negative number of its signal.
 
-    A stopped warden does not see the end of the orders. So the guard also waits for the end of the orders. The guard
-    kills a warden that does not end within `OBEY_S` seconds after the end of the orders. The guard reads no orders.
+    The caller is the guard, the parent process of the warden. The end of the pipe `orders` asks the warden to end. A
+    warden that was stopped by a signal can't obey. So the guard watches the pipe, too, without reading its data. The
+    guard kills a warden that still runs `OBEY_S` seconds after the end of the pipe.
     """
     ends = _wake_up_by_children()
     poll = select.poll()

@@ -39,9 +39,9 @@ class Refusals:
         if not self._backoff.pause():
             waited = self._backoff.waited()
             raise RefusedError(
-                f"other processes changed key {key_text(self._key)!r} before each of {self._backoff.tries} tries to"
-                " change it"
-                f" within {waited:.3g} s; nothing was written. Find the processes that write it so often",
+                f"other processes changed key {key_text(self._key)!r} before each of this process's"
+                f" {self._backoff.tries} tries in {waited:.3g} s; nothing was written. Find the processes that write the"
+                " key so often",
                 keys=[key_text(self._key)],
                 waited=waited,
             )

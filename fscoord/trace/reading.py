@@ -201,11 +201,13 @@ class Trace:
                 )
 
     def bound(self, one: int, other: int) -> int:
-        """Return the largest error, in ns, of the difference between two times of one group of clocks.
+        """Return the largest possible error, in ns, of the difference between two times in the trace.
+
+        Both times must be in the same group of clocks.
 
         Args:
-            one: the index of the process of the first time.
-            other: the index of the process of the second time.
+            one: the index of the process that recorded one time.
+            other: the index of the process that recorded the other time.
         """
         mine, theirs = self.processes[one].clock, self.processes[other].clock
         return 0 if mine == theirs else self.alignment.widest(mine) + self.alignment.widest(theirs)

@@ -400,9 +400,9 @@ class PollerElection:
         return False
 
     def _wait_for_lock(self, fd: int, claim: Any) -> None:
-        """Block for the poller's lock on `fd`, in a thread of its own.
+        """Wait until this process has the poller's lock on the file `fd`. This is the main function of a thread.
 
-        The thread first locks `claim`, and so becomes the owner of `fd`. If `claim` is locked already, do nothing.
+        The thread that has locked the mutex `claim` owns `fd`. If another thread has locked `claim`, return at once.
         """
         if not claim.acquire(blocking=False) or fd not in self._requested:  # an interruption or a fork has closed it
             return

@@ -79,7 +79,8 @@ class TxnResult(NamedTuple):
 
     Attributes:
         is_done: whether the conditions were true. If so, the write was committed.
-        answers: the answers to the executed operations: `success` or `failure` of `Transactions.write`.
+        answers: the answers to the operations that etcd executed. These are the operations in the argument `success` of
+        `Transactions.write` if the conditions were true, and otherwise those in `failure`.
         revision: the revision of the transaction.
     """
 

@@ -72,8 +72,8 @@ class Operation(NamedTuple):
         kind: the kind of its record, as in `fscoord._log.format.record`.
         key: the key, as returned by `key_bytes`. Empty for a `MULTI_SET`.
         value: the value; for an `ADD` the addend as decimal digits; for a `MULTI_SET` the encoded pairs.
-        expected: for a `COMPARE_SET` without a rule, and for `EQUALS`: the value that the key must have.
-        rule: the condition for the record, and the kind of result. `PLAIN`: the usual meaning of `kind`. `COUNTS`: an
+        expected: the value that the key must have, for a `COMPARE_SET` with the rule `PLAIN` and for the rule `EQUALS`.
+        rule: when the record is written, and what the operation returns. `PLAIN`: as usual for `kind`. `COUNTS`: an
             arrival that adds 1 to a counter. `RANKS`: an arrival that appends the token of a rank. `ABSENT`: write the
             record only if the key has no value, and return whether the record was written. `EQUALS`: write the record
             only if the value is `expected`, and return whether the record was written. `PRESENT`: write the record only

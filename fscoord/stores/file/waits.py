@@ -334,7 +334,7 @@ class FileWait(Generic[T]):
         return 0.0
 
     def _record_time_out(self) -> None:
-        """End the span of this wait. Begin it first if the wait never slept, because its reads took all the time."""
+        """End the span of this wait. If the wait timed out before its first sleep, the span is begun here first."""
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.time_out()
