@@ -40,8 +40,8 @@ class Refusals:
             waited = self._backoff.waited()
             raise RefusedError(
                 f"other processes changed key {key_text(self._key)!r} before each of this process's"
-                f" {self._backoff.tries} tries in {waited:.3g} s; nothing was written. Find the processes that write the"
-                " key so often",
+                f" {self._backoff.tries} tries in {waited:.3g} s; nothing was written. Find the processes that write"
+                " the key so often",
                 keys=[key_text(self._key)],
                 waited=waited,
             )
