@@ -43,7 +43,7 @@ EXPLAINED: dict[str, str] = {
     "_dump: fd = -1* | 1 -> 2": NEGATIVE,
     "Log._update_locked: handle.recovery = 0*": SPARES,
     "Log.update: handle.recovery = POSITION -> pass (2)": "whatever moves on has said so itself",
-    "Log.update: self._raise_unless_retried(* | 0 -> 1": "kinds are letters, or 0",
+    "Log.update: applied = result is not MOVED* | 0 -> 1": "kinds are letters, or 0",
     "Log.update: attempt += 1 | 1 -> 2": PAUSE,
     "Log.join_run.decide: begun.append(True) | True -> False": "whether it is empty is all that is asked",
     "Log.compact.decide: done.append(True) | True -> False": "whether it is empty is all that is asked",

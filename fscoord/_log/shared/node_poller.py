@@ -108,7 +108,8 @@ def _make_private(directory: str, uid: int) -> None:
     """Create `directory` if it does not exist. Raise OSError unless it is a local directory, private to this user."""
     with ignoring(FileExistsError):
         system.os.mkdir(directory, 0o700)
-    found = system.os.lstat(directory)  # no descriptor, which a signal handler could make this function lose
+    # No descriptor is opened, which a signal handler could make this function lose.
+    found = system.os.stat(directory, follow_symlinks=False)
     if not system.stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise PermissionError(
             system.errno.EPERM, f"{directory} must belong to uid {uid} and have mode 0700; correct that, or remove it"
