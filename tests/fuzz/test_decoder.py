@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from support.internals import Record, record
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 KINDS = sorted(
     {*record.DATA_KINDS, record.SESSION, record.BELL, record.LEAVE, record.DEATH, record.SEAL, record.LAST_TIME}

@@ -20,7 +20,7 @@ from support.logs import make, put, write_every_kind
 from fscoord import FileStore
 from fscoord.inspect import dump, repair, verify
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 SIZE = 400
 """How many bytes of decisions a log is made of."""

@@ -12,7 +12,7 @@ import pytest
 from linear import models
 from linear.checker import BROKEN, LINEARIZABLE, UNDECIDED, UNKNOWN, Call, Model, check, check_each
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 
 def possible(calls: list[Call], model: Model, state: Hashable) -> bool:

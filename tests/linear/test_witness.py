@@ -15,7 +15,7 @@ from support.internals import system
 
 from fscoord import FileStore
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 KEY = b"k"
 KINDS = {"value": ("set", "get"), "counter": ("add", "get"), "queue": ("push", "pop")}

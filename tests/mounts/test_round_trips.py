@@ -102,18 +102,29 @@ ADD_MAX, ARRIVAL_MAX = 4, 9
 combined writes they were 14 and 17."""
 
 
-def requests_of(counted: Sides, limit: float, begin: Callable[[int], list[Pending]]) -> float:
+WAITING_PER_S = 2 * (10 + CREW // 2 - 1)
+"""Requests a second of two hosts whose processes all wait: see the test of a waiting host."""
+
+
+def requests_of(
+    counted: Sides, limit: float, begin: Callable[[int], list[Pending]], paused: float | None = None
+) -> float:
     """Return how many requests both hosts make for the calls that `begin` starts, and for nothing else.
 
     On a busy machine fewer processes come at once, and batches are smaller. So the calls are made again, at most four
-    times, while they cost more than `limit`. The argument of `begin` is the number of times before.
+    times, while they cost more than `limit`. The argument of `begin` is the number of times before. If `paused` is
+    given, the calls wait for each other beyond so many seconds of pauses. Then requests over `limit` are not counted if
+    they are those of processes that wait: a slow machine makes the waits long.
     """
-    ends, made = [counted.a.fork(), counted.b.fork()], 0
+    ends, made = [counted.a.fork(), counted.b.fork()], 0.0
     for attempt in range(5):
-        before = sum(agent.do("mounts.work.requests", agent.host.directory) for agent in ends)
+        begun, before = time.monotonic(), sum(agent.do("mounts.work.requests", agent.host.directory) for agent in ends)
         for pending in begin(attempt):
             pending.result()
         made = sum(agent.do("mounts.work.requests", agent.host.directory) for agent in ends) - before
+        if paused is not None:
+            waiting = WAITING_PER_S * (time.monotonic() - begun - paused)
+            made = min(made, max(limit, made - waiting))
         if made <= limit:
             break
     return made
@@ -139,7 +150,7 @@ def requests_of_barriers(counted: Sides, crew: list[Agent], limit: float, rounds
     meet = [agent.begin("contract.worker.barriers", "@store", rank, CREW, 2) for rank, agent in enumerate(crew)]
     for pending in meet:
         pending.result()
-    return requests_of(counted, limit * rounds, begin) / rounds
+    return requests_of(counted, limit * rounds, begin, rounds * pause if pause else None) / rounds
 
 
 def test_ranks_of_a_barrier_share_requests(counted: Sides) -> None:

@@ -20,7 +20,7 @@ from support.internals import system
 
 import fscoord
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 FILE = f"{Files.DIRECTORY}/file"
 TESTS = Path(__file__).parent.parent
