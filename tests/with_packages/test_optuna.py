@@ -106,9 +106,10 @@ class TestOptunasOwnTests(StorageTestCase):
             reopened.append(FscoordJournalBackend(*arguments, **named))
             return reopened[-1]
 
-        monkeypatch.setattr(integration, "FscoordJournalBackend", reopen)  # what is unpickled, to be closed
         with FscoordJournalBackend(address, **options) as backend:
-            yield FscoordJournalStorage(backend) if request.param == "deaths" else JournalStorage(backend)
+            made = FscoordJournalStorage(backend) if request.param == "deaths" else JournalStorage(backend)
+            monkeypatch.setattr(integration, "FscoordJournalBackend", reopen)  # what is unpickled, to be closed
+            yield made
         for other in reopened:
             other.close()
 
