@@ -225,7 +225,7 @@ class _Worker:
         if pipe is not None:
             self._unused.append(file)
             tail, has_ended = self._tails[stream], self._has_ended.is_set
-            self._spawn(console.follow, pipe, stream, prefix, file, tail, has_ended, filtered)
+            self._spawn(console.follow, pipe, stream, prefix, file, tail, has_ended, filtered and filtered.add)
             self._unused.remove(file)
             self._unused.remove(pipe)
         if stream == STDERR:
@@ -575,7 +575,7 @@ class Console:
         file: IO[bytes] | None,
         tail: list[bytes],
         has_ended: Callable[[], bool] = lambda: False,
-        filtered: _FilteredFile | None = None,
+        filtered: Callable[[bytes, bytes], None] | None = None,
     ) -> None:
         """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
 
@@ -585,7 +585,7 @@ class Console:
         The console gets `prefix` and the line. If `prefix` is None, the console gets no line. A carriage return begins
         a new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last
         state. `tail` gets only the last state, and so does a console that is a regular file. `file` gets all bytes
-        unchanged, unless `file` is None. `filtered` gets what a console that is a regular file gets. At the end, the
+        unchanged, unless `file` is None. `filtered` is called with `prefix` and each line that a console gets. At the end, the
         pipe and the file are closed.
 
         If a write to the file fails, for example on a full disk, the file is closed, and the console gets a message.
@@ -612,7 +612,7 @@ class Console:
                     if prefix is not None and not (shown and last == shown):
                         self.write(stream, prefix + last + b"\n", has_ended)
                     if prefix is not None and filtered is not None:
-                        filtered.add(prefix, last)
+                        filtered(prefix, last)
                     tail.append(last + b"\n")
                     shown = b""
                 del tail[:-TAIL]

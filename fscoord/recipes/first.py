@@ -39,7 +39,7 @@ class RankZeroFirst:
 
     Raises:
         WorkFailedError: from the ``with`` statement: the body raised an exception on rank 0, or rank 0 is known dead
-            (see `Store.dead_ranks`). The error names rank 0's process. Rank 0 itself gets the exception of the body.
+            (`FileStore.dead_ranks`). The error names rank 0's process. Rank 0 itself gets the exception of the body.
         StoreTimeoutError: from the ``with`` statement: rank 0 did not finish the body within the timeout.
         ValueError: `rank` is negative.
     """
