@@ -585,8 +585,8 @@ class Console:
         The console gets `prefix` and the line. If `prefix` is None, the console gets no line. A carriage return begins
         a new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last
         state. `tail` gets only the last state, and so does a console that is a regular file. `file` gets all bytes
-        unchanged, unless `file` is None. `filtered` is called with `prefix` and each line that a console gets. At the end, the
-        pipe and the file are closed.
+        unchanged, unless `file` is None. `filtered` is called with `prefix` and each line that a console gets. At the
+        end, the pipe and the file are closed.
 
         If a write to the file fails, for example on a full disk, the file is closed, and the console gets a message.
         The pipe is still read, because the worker would die of SIGPIPE without a reader.
