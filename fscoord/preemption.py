@@ -151,7 +151,7 @@ def requeue() -> None:
     """Ask Slurm to start this job again later, by ``scontrol requeue``. Slurm then ends all processes of the job.
 
     Call it in one process, after all ranks have written their checkpoints. The job keeps its id, and its next start has
-    a higher restart count. A `FileStore` distinguishes starts by both numbers, so it is empty at the next start.
+    a higher restart count. A store in a file distinguishes starts by both numbers, so it is empty at the next start.
 
     Raises:
         FscoordError: this process does not belong to a job of Slurm, or ``scontrol`` refused. The message says why.

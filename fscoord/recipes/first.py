@@ -38,8 +38,8 @@ class RankZeroFirst:
         timeout: how long to wait for rank 0, in seconds or as a `timedelta`; None means the store's timeout.
 
     Raises:
-        WorkFailedError: from the ``with`` statement: the body raised an exception on rank 0, or rank 0 is known dead
-            (`FileStore.dead_ranks`). The error names rank 0's process. Rank 0 itself gets the exception of the body.
+        WorkFailedError: from the ``with`` statement: the body raised an exception on rank 0, or rank 0 is known
+            dead. The error names rank 0's process. Rank 0 itself gets the exception of the body.
         StoreTimeoutError: from the ``with`` statement: rank 0 did not finish the body within the timeout.
         ValueError: `rank` is negative.
     """
