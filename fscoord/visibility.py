@@ -83,21 +83,18 @@ def pauses(
 
 def _difference(path: str, size: int | None, sha256: str | None) -> str:
     """Return how the file `path` differs from the expected file; empty if it does not differ."""
-    try:
-        return _difference_now(path, size, sha256)
-    except OSError as error:
-        raise_if_foreign(error)
-        if error.errno not in _UNSEEN:
-            raise
-    _refresh(system.os.path.dirname(path))
-    _refresh(system.os.path.dirname(system.os.path.realpath(path)))  # of the target of a symbolic link
-    try:
-        return _difference_now(path, size, sha256)
-    except OSError as error:
-        raise_if_foreign(error)
-        if error.errno not in _UNSEEN:
-            raise
-        return error.strerror or str(error)
+    missing = ""
+    for _ in range(2):
+        try:
+            return _difference_now(path, size, sha256)
+        except OSError as error:
+            raise_if_foreign(error)
+            if error.errno not in _UNSEEN:
+                raise
+            missing = error.strerror or str(error)
+        _refresh(system.os.path.dirname(path))
+        _refresh(system.os.path.dirname(system.os.path.realpath(path)))  # of the target of a symbolic link
+    return missing
 
 
 def _difference_now(path: str, size: int | None, sha256: str | None) -> str:

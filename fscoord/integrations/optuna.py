@@ -22,7 +22,7 @@ snapshot another version of Optuna wrote, read the journal from entry 0.
 
 **Owners of trials.** Optuna writes the id of the worker into each entry. In a `FscoordJournalStorage` this id begins
 with the number of the writer's session. So the entry that starts a trial also says which session runs the trial, and
-there is no moment at which a running trial has no owner. Each storage finds the owners when it reads the journal.
+a running trial always has an owner. Each storage finds the owners when it reads the journal.
 """
 
 from __future__ import annotations
@@ -519,7 +519,7 @@ class FscoordJournalStorage(JournalStorage, BaseHeartbeat):
 
 
 class _Owners(JournalStorageReplayResult):
-    """What a storage has read of the journal, with the session that runs each running trial.
+    """The state that a storage has replayed from the journal, with the session that runs each running trial.
 
     Optuna pickles the object as the snapshot.
 
