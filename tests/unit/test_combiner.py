@@ -943,9 +943,9 @@ def test_directory_is_listed_unless_its_size_shows_that_it_is_empty(
         def __getattr__(self, name: str) -> Any:
             return getattr(os, name)
 
-        def stat(self, name: str) -> Any:
+        def stat(self, name: str, *, follow_symlinks: bool = True) -> Any:
             size = 40 + 20 * len(listdir(name)) if shows else 4096
-            return os.stat_result((*os.stat(name)[:6], size, 0, 0, 0))
+            return os.stat_result((*os.stat(name, follow_symlinks=follow_symlinks)[:6], size, 0, 0, 0))
 
         def listdir(self, name: str) -> list[str]:
             listed.append(os.path.basename(name))
@@ -1004,9 +1004,9 @@ def test_directory_of_addresses_that_has_grown_does_not_hide_requests(
         def __getattr__(self, name: str) -> Any:
             return getattr(os, name)
 
-        def stat(self, name: str) -> Any:
+        def stat(self, name: str, *, follow_symlinks: bool = True) -> Any:
             size = 20480 if name.endswith("/a") else 4096
-            return os.stat_result((*os.stat(name)[:6], size, 0, 0, 0))
+            return os.stat_result((*os.stat(name, follow_symlinks=follow_symlinks)[:6], size, 0, 0, 0))
 
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
