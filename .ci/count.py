@@ -3,9 +3,9 @@
 Fails if a stage failed, if a test failed, if one was skipped (everything that a test may need is installed there), if
 one of the Python versions ran no tests, or if one left out a test without a mark that says so.
 
-The versions are in order. A test marked `exhaustive` runs on the first and the last, one marked `once` on the last. Any
-other test that ran on the first and the last must have run on those between. The failures are named last, with the end
-of what each said, because the end is what is kept of a long log.
+The versions are in order. A test marked `exhaustive` or `program` runs on the first and the last, one marked `once` on
+the last. Any other test that ran on the first and the last must have run on those between. The failures are named last,
+with the end of what each said, because the end is what is kept of a long log.
 """
 
 import sys
@@ -78,8 +78,8 @@ def left_out(reports: dict[str, Report], versions: Sequence[str]) -> Iterator[st
     first, last = suites[versions[0]], suites[versions[-1]]
     if first is None or last is None:
         return
-    exhaustive = {name for name, markers in last.tests.items() if markers == {"exhaustive"}}
-    yield from (f"exhaustive, and not run on {versions[0]}: {name}" for name in sorted(exhaustive - first.tests.keys()))
+    twice = {name for name, markers in last.tests.items() if markers and "once" not in markers}
+    yield from (f"not run on {versions[0]}, and not marked once: {name}" for name in sorted(twice - first.tests.keys()))
     everywhere = plain(last.tests) & plain(first.tests)
     for version in versions[1:-1]:
         suite = suites[version]

@@ -33,7 +33,7 @@ import hypothesis
 import pytest
 from support.internals import log_module as log_file, mount_module as mount, opened, resend_lost_signals
 
-SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
+SEED = int(os.environ.setdefault("FSCOORD_SEED", str(random.SystemRandom().randrange(2**32))))  # for workers as well
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
 NOBODY = 65534
 GROUP = 65432
@@ -43,6 +43,8 @@ PATIENCE_S = 60
 HUGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25
 """Of madvise(2), since Linux 6.1."""
+PROGRAMS = frozenset({"cli", "doctor", "launch", "test_demo.py"})
+"""Of `tests`, what has the mark `program`."""
 
 hypothesis.settings.register_profile("fscoord", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("fscoord")
@@ -80,20 +82,35 @@ def _let_keys_end_programs() -> None:
             signal.signal(number, handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample", type=int, default=1, help="run one in so many tests marked `exhaustive`, by FSCOORD_SEED"
+    )
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Say in the report which tests need not run on every Python, for .ci/count.py."""
-    item.user_properties += [("marker", name) for name in ("exhaustive", "once") if item.get_closest_marker(name)]
+    if item.path.relative_to(Path(__file__).parent).parts[0] in PROGRAMS:
+        item.add_marker("program")
+    marks = ("exhaustive", "program", "once")
+    item.user_properties += [("marker", name) for name in marks if item.get_closest_marker(name)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under coverage leave out the tests that interrupt themselves: coverage's own lock would stay locked.
+    """Leave out tests that `--sample` does not draw, and under coverage those that interrupt themselves.
 
-    Not even the time limit of a test ends that, for what it calls is measured, too.
+    A draw depends on the seed and the name of the test alone, so that all workers and all versions of Python draw the
+    same tests. An interrupt could leave coverage's own lock locked. Not even the time limit of a test ends that,
+    because the code of the limit is measured, too.
     """
+    sample = config.getoption("sample")
+    exhaustive = [item for item in items if item.get_closest_marker("exhaustive")]
+    out = {item for item in exhaustive if random.Random(f"{SEED} {item.nodeid}").randrange(sample)}
     coverage = sys.modules.get("coverage")
     if coverage is not None and coverage.Coverage.current() is not None:
-        out = [item for item in items if "no_ctrl_c_is_lost" in getattr(item, "fixturenames", ())]
-        config.hook.pytest_deselected(items=out)
+        out |= {item for item in items if "no_ctrl_c_is_lost" in getattr(item, "fixturenames", ())}
+    if out:
+        config.hook.pytest_deselected(items=list(out))
         items[:] = [item for item in items if item not in out]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 REPOSITORY = Path(__file__).parent.parent
 HIDE_TORCH = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('benchmarks', run_name='__main__')"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from campaign import PARTS
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 TESTS = Path(__file__).parent
 ELSEWHERE = {"mounts", "with_etcd", "with_packages", "with_torch"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 pytestmark = pytest.mark.once
 
 COUNT = Path(__file__).parent.parent / ".ci" / "count.py"
+FLIPS = str(Path(__file__).parent / "faults" / "test_flips.py")
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-PLAIN, EXHAUSTIVE, ONCE = {"plain": ""}, {"flips": "exhaustive"}, {"tidy": "once"}
-SELECTED = {"3.10": PLAIN | EXHAUSTIVE, "3.11": PLAIN, "3.12": PLAIN, "3.13": PLAIN | EXHAUSTIVE | ONCE}
+PLAIN, TWICE, ONCE = {"plain": ""}, {"flips": "exhaustive", "run": "program"}, {"tidy": "once"}
+SELECTED = {"3.10": PLAIN | TWICE, "3.11": PLAIN, "3.12": PLAIN, "3.13": PLAIN | TWICE | ONCE}
 
 
 def report(version: str, tests: dict[str, str], inside: dict[str, str]) -> str:
@@ -59,7 +61,7 @@ def test_count_is_good_when_each_version_ran_its_tests(run: Run) -> None:
     run.put("torch", "3.11", {"store": ""})
     good, said = run.count()
     assert good
-    assert said.splitlines()[-1] == "8 passed, 0 failed"
+    assert said.splitlines()[-1] == "10 passed, 0 failed"
     assert "py311: Python 3.11: 1 tests, 0 failed, 0 skipped" in said
 
 
@@ -91,11 +93,12 @@ def test_count_misses_a_test_with_a_renamed_parameter_as_a_whole(run: Run) -> No
     assert "left out on 3.12, and not marked: tests.t::kill\n" in said
 
 
-def test_count_expects_exhaustive_tests_on_the_oldest_version_too(run: Run) -> None:
+def test_count_expects_tests_with_either_mark_on_the_oldest_version_too(run: Run) -> None:
     run.put("py310", "3.10", PLAIN)
     good, said = run.count()
     assert not good
-    assert "exhaustive, and not run on 3.10: tests.t::flips" in said
+    for name in TWICE:
+        assert f"not run on 3.10, and not marked once: tests.t::{name}" in said
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -123,7 +126,7 @@ def test_count_fails_for_a_skipped_test_and_names_its_reason(run: Run) -> None:
     good, said = run.count()
     assert not good
     assert "skipped on 3.10: tests.t::server: no etcd" in said
-    assert said.splitlines()[-1] == "8 passed, 1 failed"
+    assert said.splitlines()[-1] == "10 passed, 1 failed"
 
 
 def test_count_names_a_failed_test_with_the_end_of_its_output(run: Run) -> None:
@@ -131,7 +134,7 @@ def test_count_names_a_failed_test_with_the_end_of_its_output(run: Run) -> None:
     good, said = run.count()
     assert not good
     assert "FAILED in py313: tests.t::plain\nassert 1 == 2\n...the trace" in said
-    assert said.splitlines()[-1] == "6 passed, 1 failed"
+    assert said.splitlines()[-1] == "8 passed, 1 failed"
 
 
 def test_count_fails_for_a_failed_stage_although_each_test_passed(run: Run) -> None:
@@ -156,3 +159,18 @@ def test_report_of_a_run_names_its_python_and_the_markers(processes: str, tmp_pa
     written = (tmp_path / "junit.xml").read_text()
     assert f'<property name="python" value="{sys.version_info.major}.{sys.version_info.minor}" />' in written
     assert '<property name="marker" value="once" />' in written
+
+
+def test_sample_depends_on_the_seed_alone() -> None:
+    """Otherwise pytest-xdist would refuse what its workers have collected."""
+
+    def collected(seed: int, *options: str) -> set[str]:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, FLIPS]
+        environment = {**os.environ, "FSCOORD_SEED": str(seed)}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return {line for line in done.stdout.splitlines() if "::" in line}
+
+    drawn = collected(1, "--sample=4")
+    assert drawn == collected(1, "--sample=4")
+    assert drawn != collected(2, "--sample=4")
+    assert drawn < collected(1)

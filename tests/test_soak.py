@@ -21,7 +21,7 @@ from support.places import until
 
 import fscoord
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.once
 
 SOAK = Path(__file__).with_name("soak.py")
 

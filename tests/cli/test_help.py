@@ -14,8 +14,6 @@ from fscoord import FileStore, StoreTimeoutError, barrier
 from fscoord.cli.app import cli
 from fscoord.recipes import Election, Lock, Membership, Queue, once
 
-pytestmark = pytest.mark.exhaustive
-
 VERBS = sorted(cli.commands)
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

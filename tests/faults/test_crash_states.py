@@ -19,7 +19,7 @@ from support.plain_reader import read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreUnavailableError
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.exhaustive, pytest.mark.once]
 
 LIMIT_S = 60
 Contents = tuple[dict[bytes, bytes], dict[bytes, list[bytes]]]

@@ -37,7 +37,7 @@ from support.plain_reader import Refused, read_log
 from fscoord import CorruptLogError
 from fscoord.inspect import dump
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.exhaustive, pytest.mark.once]
 
 ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 

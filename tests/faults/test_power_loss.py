@@ -18,7 +18,7 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.exhaustive, pytest.mark.once]
 
 STARTS = [0, 1, 100, 504, 505, 510, 511]
 """Where in its sector the record begins: its prefix has 8 bytes, and lies in one sector or in two."""

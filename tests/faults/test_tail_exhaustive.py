@@ -30,7 +30,7 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.exhaustive, pytest.mark.once]
 
 ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 

@@ -15,7 +15,7 @@ import pytest
 from simulation import arrivals, nodes, runs, waits, workload
 from simulation.workload import Run
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.exhaustive, pytest.mark.once]
 
 
 def schedules(kind: str, rng: random.Random, count: int) -> list[int]:

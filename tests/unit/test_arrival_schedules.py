@@ -27,7 +27,7 @@ from fscoord.stores.file.arrival_slots import HASH, SLOT, ArrivalSlots, Begun
 from fscoord.stores.file.operations import Decisions
 from fscoord.stores.file.replay import KeyValueState
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.exhaustive, pytest.mark.once]
 
 LIMIT_S = 100.0
 LATE_S = 1.0

@@ -13,7 +13,7 @@ import pytest
 from fscoord._log.wakeup.doorbell import FIFO_BYTE, Doorbell
 from fscoord._runtime import system
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.exhaustive, pytest.mark.once]
 
 BUCKET = 7
 
