@@ -357,7 +357,7 @@ def test_keys_of_a_queue_whose_users_are_killed_are_those_documented(
         queue.put("b")
         while len(queue) or queue.taken():
             queue.take().ack()
-        assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell"}
+        assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell", "q/removed"}
 
     assert kill_at_each_operation(path, moment, act, check) > 5
 
