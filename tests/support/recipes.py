@@ -118,6 +118,9 @@ RECIPES: dict[str, Recipe] = {
     "Fenced": Recipe(lambda value: [lambda: value.set(b"data", value.token() or 3), value.get, value.token]),
 }
 
+RESULTS = {"Contender", "Item", "Leader", "Participant", "QueuedItem"}
+"""The classes of `fscoord.recipes` that only a recipe makes."""
+
 WAITED_FOR = {name: recipe for name, recipe in RECIPES.items() if recipe.wait is not None}
 
 
