@@ -239,6 +239,11 @@ class Queue(Named):
     take = for_tasks(recipes.Queue.take, Item)
     taken = for_tasks(recipes.Queue.taken)
     size = for_tasks(recipes.Queue.size)
+    join = for_tasks(recipes.Queue.join)
+    items = for_tasks(recipes.Queue.items)
+    cancel = for_tasks(recipes.Queue.cancel)
+    purge = for_tasks(recipes.Queue.purge)
+    requeue_dead_letters = for_tasks(recipes.Queue.requeue_dead_letters)
 
 
 class PriorityQueue(Queue):

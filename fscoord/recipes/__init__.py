@@ -7,7 +7,7 @@ have changed the value before each try.
 """
 
 from fscoord.recipes._hold import Contender
-from fscoord.recipes._item import Item
+from fscoord.recipes._item import Item, QueuedItem
 from fscoord.recipes._line import force_release
 from fscoord.recipes.election import Election, Leader
 from fscoord.recipes.first import RankZeroFirst
@@ -30,6 +30,7 @@ __all__ = [
     "Participant",
     "PriorityQueue",
     "Queue",
+    "QueuedItem",
     "RLock",
     "RankZeroFirst",
     "ReadWriteLock",

@@ -31,6 +31,22 @@ class Claim(NamedTuple):
     owner: str
 
 
+class QueuedItem(NamedTuple):
+    """An item of a queue, as `fscoord.recipes.Queue.items` lists it.
+
+    Attributes:
+        id: the item's id, which `fscoord.recipes.Queue.put` has returned.
+        data: the value that was put.
+        deliveries: how often the item has been handed out.
+        consumer: the process that has the item, ``host:pid``; empty if the item may be taken.
+    """
+
+    id: str
+    data: bytes
+    deliveries: int
+    consumer: str
+
+
 NEVER_TAKEN = Claim(b"", 0, 0, "")
 """The claim used for an item that no consumer has taken yet."""
 
@@ -68,7 +84,8 @@ class Items:
         name: the queue's name.
         numbers: the key that counts the items that were put.
         returns: the key that counts the items that were released.
-        wakeup: the key whose appearance wakes the waiters.
+        wakeup: the key whose appearance wakes the consumers that wait for an item.
+        removed: the key whose appearance wakes the callers that wait for the removal of an item.
     """
 
     def __init__(self, store: Store, name: bytes) -> None:
@@ -77,6 +94,7 @@ class Items:
         self.numbers: bytes = name + b"/number"
         self.returns: bytes = name + b"/returns"
         self.wakeup: bytes = name + b"/bell"
+        self.removed: bytes = name + b"/removed"
 
     def order_keys(self) -> tuple[set[bytes], list[bytes]]:
         """Return the order keys of all items, and the sorted order keys of all claims."""
@@ -102,6 +120,8 @@ class Items:
         order_key = taken[0]
         self._store.delete_key(self.item_key(order_key))  # first: an item without a claim would be handed out
         self._store.delete_key(self.claim_key(order_key))
+        if not self._store.check([self.removed]):
+            self._store.set(self.removed, b"1")
 
     def release(self, taken: Taken) -> None:
         """Return a taken item to the queue. The item keeps its number of deliveries."""

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+from support.recipes import RESULTS
 
 import fscoord
 from fscoord import aio, recipes, visibility
@@ -22,7 +23,7 @@ FUNCTIONS = [
 ]
 
 # What is said of somebody is the same for both; a hold is what all asynchronous locks are.
-DATA = {"Contender", "Leader", "Participant"}
+DATA = RESULTS - {"Item"}
 OWN = {"AsyncStore", "Hold", "open_store", "wait_visible", *COLLECTIVES}
 OWN_MEMBERS = {("AsyncStore", "store")}
 

@@ -99,6 +99,22 @@ class Interrupted(PrefixStore):
         self._step(super().multi_set, keys, values)
 
 
+class Asleep(PrefixStore):
+    """A view that counts the waits that have begun."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        super().__init__(prefix, store)
+        self.asleep = threading.Semaphore(0)
+
+    def wait(self, keys: Any, timeout: Any = None) -> None:
+        self.asleep.release()
+        super().wait(keys, timeout)
+
+    def wait_sessions(self, keys: Any, numbers: Any, timeout: Any = None) -> list[int]:
+        self.asleep.release()
+        return super().wait_sessions(keys, numbers, timeout)
+
+
 # Queues
 
 
@@ -117,13 +133,13 @@ def test_items_are_taken_in_the_order_of_put(store: Store) -> None:
     assert drained(found) == many
 
 
-def test_queue_that_was_drained_leaves_three_keys_at_most(store: Store) -> None:
+def test_queue_that_was_drained_leaves_four_keys_at_most(store: Store) -> None:
     before = store.num_keys()
     found = PriorityQueue(store, "q")
     for number in range(20):
         found.put(str(number), -number)
     drained(found)
-    assert store.num_keys() - before <= 3
+    assert store.num_keys() - before <= 4
 
 
 def test_priority_that_is_lowest_goes_first_and_equals_go_in_order_of_put(store: Store) -> None:
@@ -239,17 +255,12 @@ def test_waiters_all_get_an_item(what: str, place: Place, store: Store, no_slow_
 
 
 def test_consumer_that_sleeps_is_woken_by_an_item_given_back(place: Place, store: Store, no_slow_looks: None) -> None:
-    class Asleep(PrefixStore):
-        def wait_sessions(self, keys: Any, numbers: Any, timeout: Any = None) -> list[int]:
-            asleep.release()
-            return super().wait_sessions(keys, numbers, timeout)
-
-    asleep = threading.Semaphore(0)
     found = Queue(PrefixStore("x", store), "q")
     found.put("a")
     item = found.take()
-    with start_thread(Queue(Asleep("x", place.open(how="clone")), "q").take, True, LONG_S) as thread:
-        assert asleep.acquire(timeout=HANG_S)  # and the bell of the put is cleared
+    sleeper = Asleep("x", place.open(how="clone"))
+    with start_thread(Queue(sleeper, "q").take, True, LONG_S) as thread:
+        assert sleeper.asleep.acquire(timeout=HANG_S)  # and the bell of the put is cleared
         assert not found._store.check(["q/bell"])
         item.release()
     assert thread.result.data == b"a"
@@ -309,6 +320,100 @@ def test_item_that_was_done_between_a_look_and_a_claim_is_not_taken(place: Place
     assert mine.take().data == b"d"
     first.ack()
     assert len(mine.taken()) == 1
+
+
+def test_producer_waits_for_room_until_an_item_is_acknowledged(place: Place, store: Store, no_slow_looks: None) -> None:
+    sleeper = Asleep("x", place.open(how="clone"))
+    full, consumer = Queue(sleeper, "q", maxsize=2), Queue(PrefixStore("x", store), "q")
+    ids = full.put_all("ab")
+    with pytest.raises(StoreTimeoutError, match="room in the queue 'q' took 0 s: it still has 2 items"):
+        full.put("c", timeout=0)
+    item = consumer.take()
+    sleeper.asleep = threading.Semaphore(0)
+    with start_thread(lambda: full.put("c", timeout=LONG_S)) as thread:
+        assert sleeper.asleep.acquire(timeout=HANG_S)  # although one item is with a consumer
+        item.ack()
+    assert [each.id for each in consumer.items()] == [ids[1], thread.result]
+    with pytest.raises(ValueError, match="3 items don't fit into the queue 'q', whose maxsize is 2"):
+        full.put_all("def")
+    assert drained(consumer) == [b"b", b"c"]
+    with pytest.raises(ValueError, match="maxsize must be at least 1"):
+        Queue(store, "q", maxsize=0)
+
+
+def test_join_waits_until_the_last_item_is_acknowledged(place: Place, store: Store, no_slow_looks: None) -> None:
+    found = Queue(PrefixStore("x", store), "q")
+    found.join(timeout=0)
+    found.put_all("ab")
+    first, last = found.take(), found.take()
+    with pytest.raises(StoreTimeoutError, match="the end of the queue 'q' took 0 s: it still has 2 items"):
+        found.join(timeout=0)
+    sleeper = Asleep("x", place.open(how="clone"))
+    with start_thread(Queue(sleeper, "q").join, LONG_S) as thread:
+        assert sleeper.asleep.acquire(timeout=HANG_S)
+        first.ack()
+        assert sleeper.asleep.acquire(timeout=HANG_S)  # it looked, and waits for the other
+        assert thread.is_alive()
+        last.ack()
+    assert thread.result is None
+
+
+def test_items_are_listed_cancelled_and_purged_unless_a_consumer_has_them(place: Place, store: Store) -> None:
+    found, other = PriorityQueue(store, "q"), PriorityQueue(place.open(how="clone"), "q")
+    low, high, last = found.put("low", 5), found.put("high", -5), found.put("last", 5)
+    item = other.take()
+    listed = [(each.id, each.data, each.deliveries, bool(each.consumer)) for each in found.items()]
+    assert listed == [(high, b"high", 1, True), (low, b"low", 0, False), (last, b"last", 0, False)]
+    assert not found.cancel(high)
+    assert found.cancel(low)
+    assert not found.cancel(low)
+    assert not found.cancel("no id")
+    assert found.purge() == 1
+    assert found.purge() == 0
+    item.release()
+    assert found.purge() == 1
+    assert store.list_keys("q/item/") + store.list_keys("q/claim/") == []
+
+
+def test_dead_letters_that_are_requeued_begin_anew(store: Store) -> None:
+    found = PriorityQueue(store, "q", max_deliveries=1, dead_letter="dead")
+    found.put("first", -3)
+    found.put("second", 4)
+    for _ in range(2):
+        found.take().release()
+    with pytest.raises(QueueEmptyError):
+        found.take(block=False)
+    found.put("middle", 0)
+    assert found.requeue_dead_letters() == 2
+    assert found.requeue_dead_letters() == 0
+    assert [(each.data, each.deliveries) for each in found.items()] == [(b"first", 0), (b"middle", 0), (b"second", 0)]
+    assert len(Queue(store, "dead")) == 0
+    with pytest.raises(ValueError, match="'q' was opened without dead_letter"):
+        Queue(store, "q").requeue_dead_letters()
+
+
+@pytest.mark.parametrize("act", ["cancel", "purge", "requeue_dead_letters"])
+def test_ctrl_c_at_any_operation_of_a_removal_leaves_no_claim(act: str, store: Store) -> None:
+    for at in range(1, 50):
+        view = Interrupted(store, at, after=True)
+        name, source = f"q{at}", f"dead{at}" if act == "requeue_dead_letters" else f"q{at}"
+        found = Queue(view, name, max_deliveries=1, dead_letter=f"dead{at}")
+        view.at = 0
+        id_of = Queue(view, source).put("a")
+        arguments = (id_of,) if act == "cancel" else ()
+        view.count, view.at = 0, at
+        try:
+            getattr(found, act)(*arguments)
+        except KeyboardInterrupt:
+            pass
+        view.at = 0
+        left = drained(Queue(view, name)) + (drained(Queue(view, source)) if source != name else [])
+        assert set(left) == {b"a"} or (act != "requeue_dead_letters" and not left)
+        assert store.list_keys(f"q-view/{source}/claim/") == []
+        if not view.hit:
+            assert at > 3
+            return
+    raise AssertionError("it never came to an end")
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -13,7 +13,7 @@ import pytest
 from contract.worker import Workers, start
 from support.internals import line_of
 from support.places import ETCD, HANG_S, Place, start_thread, until
-from support.recipes import RECIPES
+from support.recipes import RECIPES, RESULTS
 from support.third_party import place_of
 
 from fscoord import aio, recipes
@@ -41,9 +41,8 @@ class Failed(Exception):
 
 
 def test_registry_has_each_recipe() -> None:
-    made_by_recipes = {"Contender", "Item", "Leader", "Participant"}
     classes = {name for name in recipes.__all__ if isinstance(getattr(recipes, name), type)}
-    assert set(RECIPES) == classes - made_by_recipes
+    assert set(RECIPES) == classes - RESULTS
 
 
 def test_once_runs_the_work_in_one_caller_and_all_get_its_value(place: Place, store: Store) -> None:

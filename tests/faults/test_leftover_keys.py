@@ -17,7 +17,7 @@ import pytest
 from contract.worker import Workers, start
 from support.internals import line_module
 from support.places import HANG_S, Place, start_thread, until
-from support.recipes import RECIPES, use as use_alone
+from support.recipes import RECIPES, RESULTS, use as use_alone
 
 from fscoord import FileStore, recipes
 from fscoord.errors import FscoordError, StoreClosedError
@@ -357,7 +357,7 @@ def test_keys_of_a_queue_whose_users_are_killed_are_those_documented(
         queue.put("b")
         while len(queue) or queue.taken():
             queue.take().ack()
-        assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell"}
+        assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell", "q/removed"}
 
     assert kill_at_each_operation(path, moment, act, check) > 5
 
@@ -398,10 +398,7 @@ def keys_that_stay() -> dict[str, set[str]]:
 
 
 def test_keys_that_stay_are_documented_for_each_recipe() -> None:
-    assert set(keys_that_stay()) == set(recipes.__all__) - NO_RECIPES
-
-
-NO_RECIPES = {"force_release", "Item", "Leader", "Participant", "Contender"}
+    assert set(keys_that_stay()) == set(recipes.__all__) - RESULTS - {"force_release"}
 
 
 def test_keys_after_a_history_with_kills_are_those_documented(

@@ -45,9 +45,14 @@ def of_a_queue(queue: Any) -> list[Callable[[], Any]]:
         lambda: taken.append(queue.take(block=False)),
         queue.taken,
         queue.size,
+        queue.items,
         lambda: taken[0].release(),
         lambda: queue.take(timeout=0).ack(),
         lambda: queue.take(timeout=0).ack(),
+        lambda: queue.join(timeout=0),
+        lambda: queue.cancel(queue.put(b"3")),
+        lambda: queue.put(b"4"),
+        queue.purge,
     ]
 
 
@@ -112,6 +117,9 @@ RECIPES: dict[str, Recipe] = {
     ),
     "Fenced": Recipe(lambda value: [lambda: value.set(b"data", value.token() or 3), value.get, value.token]),
 }
+
+RESULTS = {"Contender", "Item", "Leader", "Participant", "QueuedItem"}
+"""The classes of `fscoord.recipes` that only a recipe makes."""
 
 WAITED_FOR = {name: recipe for name, recipe in RECIPES.items() if recipe.wait is not None}
 

@@ -88,6 +88,7 @@ from fscoord.recipes import (
     Participant,
     PriorityQueue,
     Queue,
+    QueuedItem,
     RankZeroFirst,
     ReadWriteLock,
     RLock,
@@ -355,8 +356,11 @@ def recipes(store: Store) -> None:
     assert_type(once(store, "name", lambda: "value", scope="host"), bytes)
 
     queue, urgent = Queue(store, "name", timeout=5), PriorityQueue(store, "name")
-    queue.put_all([b"value", "value"])
-    urgent.put("value", priority=-1)
+    assert_type(queue.put_all([b"value", "value"]), list[str])
+    assert_type(urgent.put("value", priority=-1, timeout=5), str)
+    queue.join(timeout=5)
+    assert_type(queue.items(), list[QueuedItem])
+    assert_type((queue.cancel("id"), queue.purge(), queue.requeue_dead_letters()), tuple[bool, int, int])
     with queue.take(timeout=timedelta(seconds=1)) as item:
         assert_type(item, Item)
         assert_type(item.data, bytes)
@@ -406,7 +410,11 @@ async def tasks(store: aio.AsyncStore) -> None:
     async with aio.RankZeroFirst(store, "name", 1, 5) as first:
         assert_type(first, aio.RankZeroFirst)
     urgent = aio.PriorityQueue(store, "name", 5)
-    await urgent.put(b"value", priority=-1)
+    assert_type(await urgent.put(b"value", priority=-1), str)
+    await urgent.join(timeout=5)
+    assert_type(await urgent.items(), list[QueuedItem])
+    assert_type((await urgent.cancel("id"), await urgent.purge()), tuple[bool, int])
+    assert_type(await urgent.requeue_dead_letters(), int)
     assert_type(await urgent.take(block=False), aio.Item)
     assert_type((await urgent.size(), await urgent.taken()), tuple[int, list[Contender]])
     assert_type(await aio.broadcast(store, None, 1, 2, "key", source=0), bytes)
