@@ -26,6 +26,7 @@ from fscoord.cli.run import run as launch
 from fscoord.cli.top import top
 from fscoord.cli.trace import trace
 from fscoord.cli.values import add, append, cas, create, delete, get, keys, set_, wait, watch
+from fscoord.cli.work import work
 
 HELP_WIDTH: Final = 100
 
@@ -106,7 +107,7 @@ VERBS: Final = {
     "Several processes": (barrier, once, join, group),
     "Locks and elections": (lock, rwlock, sem, elect, leader, holders, break_lock),
     "Queues of values, each given out once": (push, pop, length),
-    "Queues of items, which come back until their work is done": (put_item, take_item, items),
+    "Queues of items, which come back until their work is done": (put_item, take_item, work, items),
     "What processes do": (ps, top, members, trace),
     "The log of a file store": (dump, verify, repair, cp, compact),
     "The shell": (completion,),
