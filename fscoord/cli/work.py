@@ -421,7 +421,7 @@ class _Report:
         self._most = max(self._most, done + failed + left)
         ended = self._most - left
         seconds = (system.time.monotonic() - self._begin) / ended * left if ended else math.inf
-        words = f"{ended} of {counted(self._most, 'item')} done, {failed} failed, {running} running"
+        words = f"{ended} of {counted(self._most, 'item')} finished, {failed} failed, {running} running"
         words += f", about {seconds:.0f} s left" if left and ended else ""
         if not self._has_bar:
             self._due = system.time.monotonic() + LINE_S

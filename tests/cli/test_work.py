@@ -325,7 +325,7 @@ def test_pool_that_was_taken_for_dead_has_its_command_stopped(fscoord, queue, mo
 def test_progress_is_a_line_without_a_terminal(fscoord, queue):
     queue.put_all(["0", "1", "0"])
     done = fscoord("work", "--eta", "q", *sh('exit "$1"'))
-    assert done.err.startswith("fscoord: 3 of 3 items done, 1 failed, 0 running\n")
+    assert done.err.startswith("fscoord: 3 of 3 items finished, 1 failed, 0 running\n")
 
 
 def test_progress_is_a_bar_on_a_terminal(fscoord, queue, monkeypatch):
@@ -334,7 +334,7 @@ def test_progress_is_a_bar_on_a_terminal(fscoord, queue, monkeypatch):
     queue.put_all(["a", "b"])
     done = fscoord("work", "-n", "1", "q", "echo", person=True)
     assert (done.code, done.out) == (0, b"a\nb\n")
-    assert "0 of 2 items done, 0 failed" in done.err
+    assert "of 2 items finished, 0 failed" in done.err
     assert "\x1b[" in done.err
 
 
