@@ -298,7 +298,10 @@ class _HeldCommand:
         is_ready = system.readiness(file.fileno())
         while most > 0:
             while not is_ready(SIGNAL_POLL_S * 1000):
-                if watch.is_over or (self.relay is not None and self.relay.is_killing):
+                if self.relay is not None and self.relay.is_killing:
+                    _order(self._orders, warden.KILL_ALL)
+                    watch.end()
+                if watch.is_over:
                     # A warden that was stopped has not read the order. Its guard sees the end of the orders. Only this
                     # thread may close them: otherwise a signal's handler could write to a descriptor that is used anew.
                     self._close_orders()

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 from launch.conftest import wait_until_gone
@@ -129,10 +130,10 @@ def test_item_waits_in_the_queue_for_its_retry_while_others_are_done(fscoord, qu
 
 def test_backoff_doubles_with_each_retry(store, queue, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(work.system.time, "monotonic", lambda: now[0])
     settings = work._Settings(1, 9, 3.0, work._parse_halt("never"), False, False, 0.0)
     monkeypatch.setattr(work, "environment", lambda _: {})
     pool = work._Pool(queue, queue, None, settings, None)
+    monkeypatch.setattr(work, "system", SimpleNamespace(time=SimpleNamespace(monotonic=lambda: now[0])))
     queue.put("a")
     for seconds in (3, 6, 12):
         pool._release_later(queue.take(block=False))
