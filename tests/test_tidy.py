@@ -79,6 +79,7 @@ BY_NAME_ALLOWED = {
     "_log.wakeup.doorbell": ({"open"}, "opens and closes a FIFO in one chain, without following a link or waiting"),
     "visibility": ({"open"}, "reads the file that the user names, and cuts none"),
     "cli.trace": ({"open"}, "writes to the file or device that the user names, and cuts none"),
+    "cli.work": ({"open"}, "appends to the file that the user names, and cuts none"),
     "cli.output": ({"open"}, "opens /dev/null"),
     "launch.warden": ({"open"}, "opens /dev/null"),
 }

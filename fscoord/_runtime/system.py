@@ -133,6 +133,11 @@ def hostname() -> str:
     return name
 
 
+def usable_processors() -> int:
+    """Return the number of processors on which this process may run."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def process_name(pid: int | str | None = None) -> str:
     """Return ``host:pid`` for process `pid` of this host, as one word (`escape_word`). Default: this process."""
     return f"{escape_word(hostname())}:{os.getpid() if pid is None else pid}"

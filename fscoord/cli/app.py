@@ -26,6 +26,7 @@ from fscoord.cli.run import run as launch
 from fscoord.cli.top import top
 from fscoord.cli.trace import trace
 from fscoord.cli.values import add, append, cas, create, delete, get, keys, set_, wait, watch
+from fscoord.cli.work import work
 
 HELP_WIDTH: Final = 100
 
@@ -63,8 +64,9 @@ def cli(ctx: click.Context) -> int:
         0  done
         1  the condition is false: cas or create lost, no such key to delete, an empty queue, a lock that was not
            acquired (-n, -w) or has no holder, a lost process of the demo, a job that failed, a directory
-           that the doctor could not prove safe, findings of ps, a repair without --yes
-       64  wrong usage or wrong values, as in sysexits.h (2 comes only from a COMMAND that a verb runs)
+           that the doctor could not prove safe, findings of ps, a repair without --yes; from work also 2 to 63,
+           the number of failed items
+       64  wrong usage or wrong values, as in sysexits.h (otherwise 2 comes only from a COMMAND that a verb runs)
        65  the log is damaged, or the file is not a log
        69  the store is gone, the file system lacks something that the store needs, a barrier is broken,
            a lock was lost, a command can't be run, or an extra is not installed
@@ -106,7 +108,7 @@ VERBS: Final = {
     "Several processes": (barrier, once, join, group),
     "Locks and elections": (lock, rwlock, sem, elect, leader, holders, break_lock),
     "Queues of values, each given out once": (push, pop, length),
-    "Queues of items, which come back until their work is done": (put_item, take_item, items),
+    "Queues of items, which come back until their work is done": (put_item, take_item, work, items),
     "What processes do": (ps, top, members, trace),
     "The log of a file store": (dump, verify, repair, cp, compact),
     "The shell": (completion,),

@@ -299,6 +299,8 @@ def _open_to_get(ctx: click.Context) -> Store:
 
 
 with_store: Final = _with_store(partial(_open, looks_only=False))
+with_store_to_work: Final = _with_store(partial(_open, looks_only=False), WITHOUT_LIMIT)
+"""Opens a store as `with_store` does, for a verb that waits without limit unless --timeout is given."""
 with_existing_store: Final = _with_store(_open_existing)
 """Opens a store for writing, but creates no file store, because the path may be mistyped. For verbs that read a store
 and write only the deaths that they find."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import click
@@ -191,19 +193,20 @@ def take_item(
     if failed == queue:
         raise click.UsageError("--failed must name another queue: from this one the item would be taken again at once")
     refuse = PriorityQueue(store, failed) if failed is not None else None
+    own = environment(None)
     dead_letter = None if max_deliveries is None else failed
     source = PriorityQueue(store, queue, max_deliveries=max_deliveries, dead_letter=dead_letter)
     code = 0
     with raise_on_termination():
         while True:
             try:
-                item = _next_item(source, store.timeout, waits=not no_wait, is_last=not each)
+                item = next_item(source, store.timeout, waits=not no_wait, is_last=not each)
             except QueueEmptyError:
                 if each:
                     return code
                 raise
             refused = refuse if item.deliveries >= (max_deliveries or 1) else None
-            ending = _work_on(item, command, refused, by_stdin=by_stdin)
+            ending = work_on(item, partial(_run, item, command, own, by_stdin=by_stdin), refused)
             code = ending.code or code
             if not each or ending.interruption or (ending.code and refuse is None):
                 return code
@@ -238,8 +241,8 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     show(as_json, {"queue": queue, "waiting": waiting, "taken": takers}, lines)
 
 
-def _next_item(source: PriorityQueue, limit: timedelta, *, waits: bool, is_last: bool) -> Item:
-    """Take an item of `source`. If `waits` is true, wait for an item up to the store's timeout, which is `limit`.
+def next_item(source: PriorityQueue, limit: timedelta | float, *, waits: bool, is_last: bool) -> Item:
+    """Take an item of `source`. If `waits` is true, wait for an item up to the timeout of `source`, which is `limit`.
 
     If the queue has no item, raise `QueueEmptyError`. If also `waits` and `is_last` are true, raise `StoreTimeoutError`
     instead. `is_last` means that the verb takes no further item.
@@ -254,24 +257,45 @@ def _next_item(source: PriorityQueue, limit: timedelta, *, waits: bool, is_last:
     return source.take(block=False)
 
 
-def _work_on(item: Item, command: Command, refuse: PriorityQueue | None, *, by_stdin: bool) -> Ending:
-    """Run the command for `item`, then acknowledge it; if the command failed, move it to `refuse` or release it."""
-    with item, ExitStack() as stack:
-        own = {**environment(None), "FSCOORD_DELIVERIES": str(item.deliveries)}
-        own.pop(VARIABLE, None)  # of an outer take-item, whose command runs this one
-        if not by_stdin:
-            own[VARIABLE] = _as_variable(item.data)
-        file = stack.enter_context(system.unnamed_file(item.data)) if by_stdin else None
-        ending = command.run(own, item.check, stdin=file)
+def work_on(
+    item: Item,
+    run: Callable[[], Ending],
+    refuse: PriorityQueue | None,
+    give_back: Callable[[Item], object] = Item.release,
+) -> Ending:
+    """Call `run`, which runs the command for `item`, then acknowledge the item.
+
+    If the command failed, move the item to `refuse` instead. If `refuse` is None, pass the item to `give_back`, which
+    may release it later. If the command was interrupted, release the item.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(item)
+        ending = run()
         fate = "done"
         if ending.status and (refuse is None or ending.interruption):
             fate = "given back"
-            item.release()
+            (Item.release if ending.interruption else give_back)(item)
+            stack.pop_all()
         elif ending.status and refuse is not None:
             fate = f"put into {refuse.name!r}"
             refuse.put(item.data)  # before it is removed here: a process that dies in between leaves it in both
         log.info("the command ended with %d: the item is %s", ending.code, fate)
     return ending
+
+
+def _run(item: Item, command: Command, own: dict[str, str], *, by_stdin: bool) -> Ending:
+    with ExitStack() as stack:
+        file = stack.enter_context(system.unnamed_file(item.data)) if by_stdin else None
+        return command.run(environment_of(item, own, by_stdin=by_stdin), item.check, stdin=file)
+
+
+def environment_of(item: Item, own: dict[str, str], *, by_stdin: bool) -> dict[str, str]:
+    """Return the environment of the command for `item`: the environment `own`, and the variables about the item."""
+    variables = {**own, "FSCOORD_DELIVERIES": str(item.deliveries)}
+    variables.pop(VARIABLE, None)  # of an outer take-item, whose command runs this one
+    if not by_stdin:
+        variables[VARIABLE] = _as_variable(item.data)
+    return variables
 
 
 def _as_variable(data: bytes) -> str:

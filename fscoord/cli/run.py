@@ -123,8 +123,7 @@ def _worker_count(text: str) -> int:
     if text == "auto" and kind not in {"", "none", "cpu"}:
         return count
     if text in {"auto", "cpu"}:
-        has_mask = hasattr(system.os, "sched_getaffinity")
-        return len(system.os.sched_getaffinity(0)) if has_mask else system.os.cpu_count() or 1
+        return system.usable_processors()
     if kind != {"gpu": "cuda"}.get(text, text) or count == 0:
         found = f"torch finds {count} of type {kind}" if count else "torch finds no accelerator"
         found = found if kind else "this Python has no torch that could count them"

@@ -44,11 +44,13 @@ class Command(NamedTuple):
         words: the program and its arguments.
         grace: how long the command has from SIGTERM to SIGKILL when the hold is lost, in seconds.
         leaves_rest: whether processes that the command leaves behind go on without the hold.
+        is_text: whether the last word is the text of -c, which a shell runs.
     """
 
     words: list[str]
     grace: float
     leaves_rest: bool
+    is_text: bool
 
     def run(self, environment: dict[str, str], check: Callable[[], object], **options: Any) -> Ending:
         """Run the command by `run_held`.
@@ -86,7 +88,8 @@ def command_options(function: Callable[..., int]) -> Callable[..., int]:
     @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
     @functools.wraps(function)
     def call(*args: Any, command: tuple[str, ...], shell: str | None, grace: float, close: bool, **options: Any) -> int:
-        return function(*args, command=Command(_words(list(command), shell), grace, close), **options)
+        words, is_text = _words(list(command), shell)
+        return function(*args, command=Command(words, grace, close, is_text), **options)
 
     return call
 
@@ -122,15 +125,18 @@ def wait_options(function: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-def _words(rest: list[str], shell: str | None) -> list[str]:
-    """Return the command to run: `rest`, or a shell that runs `shell`. As with flock(1), ``-c TEXT`` may come last."""
+def _words(rest: list[str], shell: str | None) -> tuple[list[str], bool]:
+    """Return the command to run, `rest`, and False; or a shell that runs the text `shell`, and True.
+
+    As with flock(1), ``-c TEXT`` may come last.
+    """
     if shell is None and len(rest) == 2 and rest[0] in {"-c", "--command"}:
         shell = rest.pop()
         rest.clear()
     if shell is not None:
         if rest:
             raise click.UsageError("give either -c TEXT or COMMAND, not both")
-        return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell]
+        return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell], True
     is_marked = rest[:1] == ["--"]
     del rest[: int(is_marked)]
     if not rest or not rest[0]:
@@ -139,7 +145,7 @@ def _words(rest: list[str], shell: str | None) -> list[str]:
         raise click.UsageError(
             f"{rest[0]!r} found where COMMAND is expected: put options first, or '--' before COMMAND"
         )
-    return rest
+    return rest, False
 
 
 def environment(token: int | None) -> dict[str, str]:

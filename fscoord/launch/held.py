@@ -102,11 +102,93 @@ def run_held(
         FscoordError: the command could not be started, or its warden was killed.
         LimitExceededError: the command wrote more than `output_max` bytes, and was killed with its descendants.
     """
-    with _HeldCommand(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max, stdin) as held:
+    with _HeldCommand(command, environment, _mode(leaves_rest), output_max, stdin) as held:
         return held.follow(check, grace, patience or 0.0)
 
 
-@dataclass
+class SignalRelay:
+    """Passes signals on to the commands of all threads that call `run_apart` with this object.
+
+    A signal that ends a program also reaches the commands that begin later. The methods must not be called by a signal
+    handler, because they acquire a lock.
+    """
+
+    def __init__(self) -> None:
+        self.is_killing = False
+        self._lock = system.threading.Lock()
+        self._commands: list[_HeldCommand] = []
+        self._sent: list[int] = []
+
+    def send(self, number: int) -> None:
+        """Send the signal `number` to the commands and their descendants, but SIGUSR1 and SIGUSR2 to the commands only.
+
+        Descendants may have no handler for these two signals, and would die.
+        """
+        with self._lock:
+            if number in _INTERRUPTIONS:
+                self._sent.append(number)
+            for command in self._commands:
+                command.pass_to_all(number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the commands and their descendants."""
+        self.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill all commands and their descendants."""
+        self.is_killing = True
+
+    @property
+    def interruption(self) -> int:
+        """The first signal that ends a program (HUP, INT or TERM) of those that `send` has sent; 0 if there is none."""
+        return next(iter(self._sent), 0)
+
+    def _add(self, command: _HeldCommand) -> None:
+        with self._lock:
+            self._commands.append(command)
+            for number in self._sent:
+                command.pass_to_all(number)
+
+    def _remove(self, command: _HeldCommand) -> None:
+        with self._lock:
+            if command in self._commands:
+                self._commands.remove(command)
+
+
+def run_apart(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    check: Callable[[], object],
+    relay: SignalRelay,
+    *,
+    grace: float,
+    leaves_rest: bool,
+    streams: Sequence[IO[bytes]],
+) -> Ending:
+    """Run `command` as `run_held` does, but in a session of its own. Several threads may call this function at once.
+
+    A Ctrl-C on the terminal reaches only this process. `Ending.passed` has the signals that came from `relay`, so the
+    caller can distinguish a command that failed from a command that was interrupted.
+
+    Args:
+        command: the program and its arguments.
+        environment: the command's environment.
+        check: see `run_held`.
+        relay: passes signals on to the command.
+        grace: see `run_held`.
+        leaves_rest: see `run_held`.
+        streams: open files with descriptors: the standard input, standard output and standard error of the command.
+    """
+    mode = _mode(leaves_rest)
+    with _HeldCommand(command, environment, mode, None, streams[0], streams[1], streams[2], relay) as held:
+        return held.follow(check, grace, 0.0)
+
+
+def _mode(leaves_rest: bool) -> str:
+    return warden.ALONE if leaves_rest else warden.HELD
+
+
+@dataclass(eq=False)
 class _HeldCommand:
     """Runs one command by a warden, a process that kills the command if this process dies.
 
@@ -118,6 +200,9 @@ class _HeldCommand:
     mode: str
     output_max: int | None
     stdin: IO[bytes] | None
+    stdout: IO[bytes] | None = None
+    stderr: IO[bytes] | None = None
+    relay: SignalRelay | None = None
     _orders: int = -1
     _report: IO[bytes] | None = None
     _process: subprocess.Popen[bytes] | None = None
@@ -128,7 +213,7 @@ class _HeldCommand:
 
     def __exit__(self, *_: object) -> None:
         _order(self._orders, warden.KILL_ALL)  # after an error; otherwise no process is left
-        system.close_quietly(self._orders)
+        self._close_orders()
         if self._report is not None:
             self._report.close()
         if self._process is not None:
@@ -142,6 +227,8 @@ class _HeldCommand:
         system.os.set_blocking(self._orders, False)  # a warden that was stopped does not read its orders
         reader, report = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
+        if self.relay is not None:
+            self.relay._add(self)
         with forward_signals(self._pass_on, warden.PASSED):
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
@@ -149,7 +236,9 @@ class _HeldCommand:
                     env=dict(self.environment),
                     pass_fds=[theirs, report, *_inherited()],
                     stdin=self.stdin,
-                    stdout=None if self.output_max is None else subprocess.PIPE,
+                    stdout=self.stdout if self.output_max is None else subprocess.PIPE,
+                    stderr=self.stderr,
+                    start_new_session=self.relay is not None,
                 )
             finally:
                 system.close_quietly(theirs, report)
@@ -170,6 +259,18 @@ class _HeldCommand:
     def _pass_on(self, number: int) -> None:
         self._passed.add(number)
         _order(self._orders, number)
+
+    def pass_to_all(self, number: int) -> None:
+        """Pass a signal on to the command, and to its descendants unless the signal is SIGUSR1 or SIGUSR2."""
+        self._passed.add(number)
+        _order(self._orders, number if number in warden.USER else warden.EVERYBODY + number)
+
+    def _close_orders(self) -> None:
+        """Close the pipe of the orders. A signal must not be written to a descriptor that is used anew."""
+        if self.relay is not None:
+            self.relay._remove(self)
+        orders, self._orders = self._orders, -1
+        system.close_quietly(orders)
 
     def _read(self, watch: _HoldMonitor) -> bytes:
         """Return the command's standard output, at most `output_max` + 1 bytes.
@@ -197,11 +298,13 @@ class _HeldCommand:
         is_ready = system.readiness(file.fileno())
         while most > 0:
             while not is_ready(SIGNAL_POLL_S * 1000):
+                if self.relay is not None and self.relay.is_killing:
+                    _order(self._orders, warden.KILL_ALL)
+                    watch.end()
                 if watch.is_over:
                     # A warden that was stopped has not read the order. Its guard sees the end of the orders. Only this
                     # thread may close them: otherwise a signal's handler could write to a descriptor that is used anew.
-                    orders, self._orders = self._orders, -1
-                    system.close_quietly(orders)
+                    self._close_orders()
             piece = system.os.read(file.fileno(), min(most, _PIECE))
             if not piece:
                 return

@@ -242,7 +242,7 @@ class _Warden:
     def run(self, command: list[str]) -> None:
         for descriptor in (self._orders, self._report):
             os.set_inheritable(descriptor, False)
-        if self._is_worker:
+        if self._is_worker or os.getsid(0) == os.getppid():  # the guard was started in a session of its own
             os.setsid()  # so that a SIGKILL of the guard's process group does not reach the warden
         self._prctl(PR_SET_CHILD_SUBREAPER, 1)
         ends = _wake_up_by_children()

@@ -26,6 +26,7 @@ def test_verbs_are_those_of_the_design():
         *(
             "put-item",
             "take-item",
+            "work",
             "items",
             "lock",
             "rwlock",
@@ -152,6 +153,7 @@ SHARDS = ["bell", "item/80000000-0000000000000000", "number"]
         (["items", ""], ["shards"]),
         (["take-item", "sh"], ["shards"]),
         (["put-item", ""], ["shards"]),
+        (["work", "--failed", "x", ""], ["shards"]),
         (["take-item", "--failed", ""], ["shards"]),
         (["push", ""], ["spent", "work"]),
         (["pop", "w"], ["work"]),

@@ -49,6 +49,7 @@ def names_in(document):
         (["pop", "--timeout", "0", NAME], 75),
         (["watch", "--count", "1", "--timeout", "0", NAME], 75),
         (["take-item", "--timeout", "0", NAME, "true"], 75),
+        (["work", "--failed", NAME, NAME, "true"], 64),
         (["leader", "--timeout", "0", NAME], 75),
         (["barrier", "-v", "-n", "2", "--timeout", "0", NAME], 75),
         (["barrier", "-n", "2", "--rank", "0", "--timeout", "0", NAME], 75),
