@@ -22,7 +22,7 @@ from support.processes import let_go, stop, wait_until_ready
 
 import fscoord
 from fscoord import FileStore, LockLostError, StoreGoneError, StoreTimeoutError, UnsupportedFilesystemError
-from fscoord.integrations.filelock import AsyncFsFileLock, FsFileLock, FsReadWriteLock
+from fscoord.integrations.filelock import AsyncFsFileLock, AsyncFsReadWriteLock, FsFileLock, FsReadWriteLock
 from fscoord.recipes import Lock, ReadWriteLock, force_release
 
 TESTS = Path(__file__).parent.parent
@@ -438,3 +438,122 @@ def test_readers_and_writers_that_use_filelock_alone_are_excluded(path: str) -> 
         FsReadWriteLock(path).acquire_read(timeout=0.01)
     with FsReadWriteLock(path).write_lock(timeout=0):
         pass
+
+
+# -- tasks that read and write -----------------------------------------------------------------------------------------
+
+
+def held_side(path: str) -> tuple[str | None, int]:
+    """The side of the lock that is held, and the number of its holders."""
+    with FileStore(path + ".fscoord") as store:
+        both = ReadWriteLock(store, Path(path).name)
+        return both.held_side(), len(both.holders())
+
+
+def test_reading_tasks_share_and_a_writing_task_waits_in_line(path: str) -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path)
+        assert isinstance(lock, filelock.AsyncReadWriteLock)
+
+        async def work(kind: str) -> None:
+            async with lock.read_lock() if kind == "read" else lock.write_lock():
+                order.append(kind)
+
+        async with lock.read_lock(), lock.read_lock():
+            await asyncio.create_task(work("read"))
+            assert held_side(path) == ("reader", 1)
+            with pytest.raises(RuntimeError, match="upgrade"):
+                await lock.acquire_write(timeout=0.01)
+            tasks = []
+            for number, kind in enumerate(("write", "write", "read")):
+                tasks.append(asyncio.create_task(work(kind)))
+                await until_in_line(path, number + 1)
+            tasks[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+            await until_in_line(path, 2)
+            assert order == ["read"]
+        await asyncio.gather(*tasks[1:])
+        assert order == ["read", "write", "read"]
+        assert held_side(path) == (None, 0)
+        await lock.close()
+
+    run(main)
+
+
+def test_task_nests_and_its_objects_for_one_path_count_together(path: str) -> None:
+    async def main() -> None:
+        one, two = AsyncFsReadWriteLock(path), AsyncFsReadWriteLock(path)
+        await one.acquire_write()
+        await two.acquire_write()
+        await two.acquire_write()
+        await two.release(force=True)
+        assert held_side(path) == ("writer", 1)
+        with pytest.raises(RuntimeError, match="not held by this task"):
+            await two.release()
+        await one.release()
+        assert held_side(path) == (None, 0)
+        await one.acquire_read()
+        await two.acquire_read()
+        await one.close()
+        assert held_side(path) == ("reader", 1)
+        await two.close()
+        assert held_side(path) == (None, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0.01}, {"blocking": False}])
+def test_task_is_excluded_by_another_process_until_that_is_killed(path: str, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path, is_singleton=False)
+        with holder("write", path) as process:
+            with pytest.raises(filelock.Timeout) as caught:
+                await lock.acquire_read(**options)
+            assert str(process.pid) in str(caught.value.__cause__)
+            process.send_signal(signal.SIGKILL)
+            async with lock.write_lock():
+                with pytest.raises(filelock.Timeout):
+                    await asyncio.to_thread(FsReadWriteLock(path).acquire_read, 0.01)
+        await lock.close()
+
+    run(main)
+
+
+def test_task_is_excluded_by_programs_that_use_filelock_alone(path: str) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path, is_singleton=False)
+        plain = filelock.ReadWriteLock(path, is_singleton=False)
+        with plain.write_lock(), pytest.raises(filelock.Timeout):
+            await lock.acquire_read(timeout=0.01)
+        assert held_side(path) == (None, 0)
+        async with lock.write_lock():
+            with pytest.raises(filelock.Timeout):
+                plain.acquire_read(timeout=0.01)
+        await lock.close()
+
+    run(main)
+
+
+def test_task_that_is_cancelled_in_a_release_holds_nothing(path: str) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path)
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            await lock.acquire_write()
+            inside.set()
+            await lock.release()
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert held_side(path) == (None, 0)
+        async with lock.write_lock(timeout=0):
+            pass
+        await lock.close()
+
+    run(main)
