@@ -122,6 +122,23 @@ def test_cancel_check_ends_a_wait(path: str) -> None:
         assert next(answers, None) is None
 
 
+def test_acquire_of_the_base_class_takes_both_locks_by_polls(path: str) -> None:
+    lock = FsFileLock(path, poll_interval=0.001)
+    with holder("file", path) as process:
+        with pytest.raises(filelock.Timeout):
+            filelock.BaseFileLock.acquire(lock, 0.01)
+        assert waiters(path) == 0
+        thread = threading.Thread(target=let_go, args=(process,))
+        thread.start()
+        with filelock.BaseFileLock.acquire(lock):
+            assert lock.token > 1
+            with pytest.raises(filelock.Timeout):
+                FsFileLock(path).acquire(blocking=False)
+        thread.join()
+    with FsFileLock(path, timeout=0):
+        pass
+
+
 def test_waiter_is_woken_by_the_release_and_never_polls(path: str) -> None:
     with holder("file", path) as process:
         lock = FsFileLock(path, poll_interval=NEVER_S)

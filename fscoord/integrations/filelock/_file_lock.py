@@ -50,8 +50,21 @@ class TurnHolder(filelock.UnixFileLock):
 
     def _acquire(self) -> None:
         turn = self._granted
-        if turn is None:
-            return  # not by way of `acquire`
+        if turn is not None:
+            self._acquire_second(turn)
+            return
+        # The caller has called the `acquire` of a base class, which calls this method again after each poll interval.
+        turn, _ = self._turn(None, False)
+        try:
+            with forgetting(self.lock_file):
+                is_granted = turn.acquire(False)
+            if is_granted:
+                self._acquire_second(turn)
+        finally:
+            self._withdraw(turn)
+
+    def _acquire_second(self, turn: Turn) -> None:
+        """Try to acquire filelock's own lock. The caller holds the first lock under `turn`."""
         super()._acquire()
         # After the end of a holder, its first lock may be free a moment before the kernel has released the second one.
         for pause in EXIT_PAUSES_S if turn.limit > sum(EXIT_PAUSES_S) else ():
