@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,22 @@ def test_wait_without_limit_for_oneself_is_refused(path: str) -> None:
         with pytest.raises(filelock.Timeout):
             FsFileLock(path).acquire(timeout=0.01)
     assert waiters(path) == 0
+
+
+@pytest.mark.parametrize("nan", [float("nan"), Decimal("NaN"), Decimal("sNaN")])
+def test_wait_of_nan_seconds_is_refused_before_anything_is_created(nan: Any, path: str) -> None:
+    both = AsyncFsFileLock(path), AsyncFsReadWriteLock(path)
+
+    async def main() -> None:
+        for acquire in (both[0].acquire, both[1].acquire_read, both[1].acquire_write):
+            with pytest.raises(ValueError, match="not nan"):
+                await acquire(nan)
+
+    for lock in (FsFileLock(path).acquire, FsReadWriteLock(path).acquire_read, FsReadWriteLock(path).acquire_write):
+        with pytest.raises(ValueError, match="not nan"):
+            lock(nan)
+    asyncio.run(main())
+    assert not Path(path + ".fscoord").exists()
 
 
 def test_cancel_check_ends_a_wait(path: str) -> None:

@@ -14,7 +14,7 @@ from fscoord._runtime import system
 from fscoord.aio._driver import StoreDriver
 from fscoord.aio.recipes import Hold
 from fscoord.errors import FscoordError
-from fscoord.integrations.filelock._store import forgetting, place_of
+from fscoord.integrations.filelock._store import forgetting, limit_of, place_of
 from fscoord.recipes import ReadWriteLock
 
 _Base: Any = filelock.AsyncReadWriteLock  # None in a Python without sqlite3
@@ -74,7 +74,7 @@ class AsyncFsReadWriteLock(_Base):
     ) -> Any:
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit, begun = 0.0 if not blocking else math.inf if timeout < 0 else timeout, system.time.monotonic()
+        limit, begun = limit_of(timeout, blocking=blocking), system.time.monotonic()
         acquire = super().acquire_read if mode == "read" else super().acquire_write
         task = asyncio.current_task()
         held = self._table.holds.get(task)

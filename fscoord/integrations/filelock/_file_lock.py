@@ -11,7 +11,7 @@ import filelock
 
 from fscoord._runtime import system
 from fscoord.errors import FscoordError
-from fscoord.integrations.filelock._store import Turn, forgetting, place_of
+from fscoord.integrations.filelock._store import Turn, forgetting, limit_of, place_of
 from fscoord.store import Store, needed_store
 
 EXIT_PAUSES_S: Final = (0.001, 0.004, 0.016, 0.064)
@@ -38,7 +38,7 @@ class TurnHolder(filelock.UnixFileLock):
         """Return a new `Turn` (an acquisition of the store's lock), and how many seconds to wait for it."""
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit = 0.0 if not blocking else math.inf if timeout < 0 else timeout
+        limit = limit_of(timeout, blocking=blocking)
         mode = self.mode if self.has_explicit_mode else None
         self._place = place_of(self.lock_file, self._store, mode)
         return Turn(*self._place, limit), limit
