@@ -522,13 +522,13 @@ def test_task_nests_and_its_objects_for_one_path_count_together(path: str) -> No
         one, two = AsyncFsReadWriteLock(path), AsyncFsReadWriteLock(path)
         await one.acquire_write()
         await two.acquire_write()
-        await two.acquire_write()
-        await two.release(force=True)
+        await two.release()
         assert held_side(path) == ("writer", 1)
-        with pytest.raises(RuntimeError, match="not held by this task"):
-            await two.release()
-        await one.release()
+        await one.acquire_write()
+        await one.release(force=True)
         assert held_side(path) == (None, 0)
+        with pytest.raises(RuntimeError, match="not held by this task"):
+            await one.release()
         await one.acquire_read()
         await two.acquire_read()
         await one.close()

@@ -113,6 +113,9 @@ class AsyncFsReadWriteLock(_Base):
         except asyncio.CancelledError:  # raised after filelock's lock was released
             await self._leave(task, force=force)
             raise
+        except RuntimeError:  # filelock does not hold its lock for this task
+            await self._leave(task, force=True)
+            raise
         await self._leave(task, force=force)
 
     async def close(self) -> None:
