@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from support.processes import let_go, stop, wait_until_ready
 import fscoord
 from fscoord import FileStore, LockLostError, StoreGoneError, StoreTimeoutError, UnsupportedFilesystemError
 from fscoord.integrations.filelock import AsyncFsFileLock, AsyncFsReadWriteLock, FsFileLock, FsReadWriteLock
+from fscoord.integrations.filelock._store import Turn
 from fscoord.recipes import Lock, ReadWriteLock, force_release
 
 TESTS = Path(__file__).parent.parent
@@ -127,6 +129,8 @@ def test_wait_of_nan_seconds_is_refused_before_anything_is_created(nan: Any, pat
     for lock in (FsFileLock(path).acquire, FsReadWriteLock(path).acquire_read, FsReadWriteLock(path).acquire_write):
         with pytest.raises(ValueError, match="not nan"):
             lock(nan)
+        with pytest.raises(TypeError, match="blocking must be a bool"):
+            lock(blocking="no")  # type: ignore[call-arg]
     asyncio.run(main())
     assert not Path(path + ".fscoord").exists()
 
@@ -233,6 +237,30 @@ def test_failure_of_the_second_lock_releases_the_first(
         patch.setattr(filelock.UnixFileLock, "_acquire", fail)
         with pytest.raises(error):
             lock.acquire()
+    assert not lock.is_locked
+    with FsFileLock(path, timeout=0):
+        pass
+
+
+@pytest.mark.parametrize("where", [filelock.UnixFileLock, Turn], ids=["second", "first"])
+def test_release_that_is_interrupted_releases_both_locks(
+    where: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "release" if where is Turn else "_release"
+    release = getattr(where, name)
+
+    def interrupted(lock: Any) -> None:
+        patch.undo()
+        if where is not Turn:
+            release(lock)
+        raise KeyboardInterrupt
+
+    lock = FsFileLock(path)
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.release()
     assert not lock.is_locked
     with FsFileLock(path, timeout=0):
         pass
@@ -470,6 +498,27 @@ def test_readers_and_writers_that_use_filelock_alone_are_excluded(path: str) -> 
         plain.acquire_read(timeout=0.01)
     with plain.write_lock(), pytest.raises(filelock.Timeout):
         FsReadWriteLock(path).acquire_read(timeout=0.01)
+    with FsReadWriteLock(path).write_lock(timeout=0):
+        pass
+
+
+@pytest.mark.parametrize("side", ["read", "write"])
+def test_dropped_lock_is_free(side: str, path: str) -> None:
+    lock = FsReadWriteLock(path, is_singleton=False)
+    getattr(lock, f"acquire_{side}")()
+    assert held_side(path)[1] == 1
+    del lock
+    gc.collect()
+    assert held_side(path) == (None, 0)
+
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path, is_singleton=False)
+        await getattr(lock, f"acquire_{side}")()
+        del lock
+        gc.collect()
+
+    asyncio.run(main())
+    assert held_side(path) == (None, 0)
     with FsReadWriteLock(path).write_lock(timeout=0):
         pass
 

@@ -16,6 +16,7 @@ from fscoord.aio.recipes import Hold
 from fscoord.errors import FscoordError
 from fscoord.integrations.filelock._store import forgetting, limit_of, place_of
 from fscoord.recipes import ReadWriteLock
+from fscoord.recipes.lock import Side
 
 _Base: Any = filelock.AsyncReadWriteLock  # None in a Python without sqlite3
 if _Base is None:
@@ -25,8 +26,8 @@ if _Base is None:
 class _TaskHold:
     """The side of the lock in the store that one task holds, and the task's levels by the id of their lock object."""
 
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
+    def __init__(self, hold: Hold, side: Side) -> None:
+        self.hold, self.side = hold, side
         self.levels: dict[int, int] = {}
 
 
@@ -35,6 +36,13 @@ class _Table:
 
     def __init__(self) -> None:
         self.holds: dict[asyncio.Task[Any] | None, _TaskHold] = {}
+        self.epoch = system.process_epoch()
+
+    def __del__(self) -> None:
+        # filelock's lock is free when its last object is dropped.
+        for held in self.holds.values() if self.epoch == system.process_epoch() else ():
+            with suppress(FscoordError):
+                held.side.release()
 
 
 _tables: Final[weakref.WeakValueDictionary[str, _Table]] = weakref.WeakValueDictionary()
@@ -56,11 +64,11 @@ class AsyncFsReadWriteLock(_Base):
         is_singleton: bool = True,
         **options: Any,
     ) -> None:
-        self._epoch, self._table = system.process_epoch(), _Table()
+        self._table = _Table()
         self._driver: StoreDriver | None = None
         super().__init__(lock_file, timeout, blocking=blocking, is_singleton=is_singleton, **options)
         if is_singleton:
-            key = f"{self._epoch} {system.os.path.realpath(self.lock_file)}"
+            key = f"{self._table.epoch} {system.os.path.realpath(self.lock_file)}"
             self._table = _tables.setdefault(key, self._table)
 
     async def acquire_read(self, timeout: float | None = None, *, blocking: bool | None = None) -> Any:
@@ -78,7 +86,7 @@ class AsyncFsReadWriteLock(_Base):
         acquire = super().acquire_read if mode == "read" else super().acquire_write
         task = asyncio.current_task()
         held = self._table.holds.get(task)
-        if held is not None or self._epoch != system.process_epoch():  # filelock counts it, or refuses it
+        if held is not None or self._table.epoch != system.process_epoch():  # filelock counts it, or refuses it
             proxy = await acquire(timeout, blocking=blocking)
             if held is not None:
                 held.levels[id(self)] = held.levels.get(id(self), 0) + 1
@@ -97,7 +105,7 @@ class AsyncFsReadWriteLock(_Base):
                 raise filelock.Timeout(self.lock_file) from side._line.timed_out(side._what, limit)
             left = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - system.time.monotonic())
             proxy = await acquire(left, blocking=blocking)
-            held = self._table.holds[task] = _TaskHold(hold)
+            held = self._table.holds[task] = _TaskHold(hold, side)
             held.levels[id(self)] = 1
             is_kept = True
             return proxy
@@ -126,7 +134,7 @@ class AsyncFsReadWriteLock(_Base):
     async def _leave(self, task: asyncio.Task[Any] | None, *, force: bool) -> None:
         """Forget a level of `task`, or with `force` all its levels by this object. Release the side after the last."""
         held = self._table.holds.get(task)
-        if held is None or id(self) not in held.levels or self._epoch != system.process_epoch():
+        if held is None or id(self) not in held.levels or self._table.epoch != system.process_epoch():
             return
         held.levels[id(self)] -= 1
         if force or not held.levels[id(self)]:

@@ -78,12 +78,24 @@ class TurnHolder(filelock.UnixFileLock):
 
     def _release(self) -> None:
         fd = self._context.lock_file_fd
-        super()._release()
-        if fd is not None and self._context.lock_file_fd is None:
-            turn = self._turns.pop(fd, None)
-            if turn is not None:
-                with forgetting(self.lock_file):
-                    turn.release()
+        turn = None if fd is None else self._turns.get(fd)
+        try:
+            super()._release()
+            self._leave(fd, turn)
+        except FscoordError:
+            raise
+        except BaseException:  # if Ctrl-C has come after the release of the second lock, still release the first one
+            if turn is not None and turn._current() is not None:
+                self._leave(fd, turn)
+            raise
+
+    def _leave(self, fd: int | None, turn: Turn | None) -> None:
+        """Release the first lock if the second lock, on the descriptor `fd`, was released."""
+        if fd is None or turn is None or self._context.lock_file_fd is not None:
+            return
+        self._turns.pop(fd, None)  # before the release, because the next holder may get the same descriptor
+        with forgetting(self.lock_file):
+            turn.release()
 
     def _withdraw(self, turn: Turn) -> None:
         """Release or cancel `turn`. Do nothing if this object has also acquired the second lock under `turn`."""

@@ -91,6 +91,13 @@ class FsReadWriteLock(_Base):
             with forgetting(self.lock_file):
                 side.release()
 
+    def __del__(self) -> None:
+        # filelock's lock is free when its object is dropped. After a failed constructor there may be no attributes.
+        if getattr(self, "_epoch", None) == system.process_epoch():
+            for side in getattr(self, "_sides", ()):
+                with suppress(FscoordError):
+                    side.release()
+
     def close(self) -> None:
         super().close()
         if self._epoch != system.process_epoch():

@@ -46,8 +46,8 @@ class Turn(Lock):
         others = [each for each in self._line.entries() if each.id != entry.id]
         if any(each.token and caller_of(each) is caller for each in others):
             raise RuntimeError(
-                f"Deadlock: another lock object of this thread or task holds {self.name!r}; pass is_singleton=True for"
-                " both objects, so that the second acquisition is a nested one"
+                f"Deadlock: {self.name!r} is already held by another lock object of this thread or task; pass"
+                " is_singleton=True for both objects, so that the second acquisition is a nested one"
             )
 
     def timeout_error(self, lock_file: str) -> filelock.Timeout:
@@ -62,7 +62,10 @@ def limit_of(timeout: float, *, blocking: bool) -> float:
 
     Raises:
         ValueError: the acquisition waits, and `timeout` is NaN.
+        TypeError: `blocking` is not a bool.
     """
+    if not isinstance(blocking, bool):
+        raise TypeError(f"blocking must be a bool, not {type(blocking).__name__}")
     if not blocking:
         return 0.0
     try:
