@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -617,6 +618,20 @@ def test_task_is_excluded_by_programs_that_use_filelock_alone(path: str) -> None
             with pytest.raises(filelock.Timeout):
                 plain.acquire_read(timeout=0.01)
         await lock.close()
+
+    run(main)
+
+
+def test_close_ends_the_wait_of_a_task(path: str) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path)
+        with holder("write", path):
+            task = asyncio.create_task(lock.acquire_read())
+            await until_in_line(path, 1)
+            await lock.close()
+            with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+                await task
+            await until_in_line(path, 0)
 
     run(main)
 

@@ -66,6 +66,7 @@ class AsyncFsReadWriteLock(_Base):
     ) -> None:
         self._table = _Table()
         self._driver: StoreDriver | None = None
+        self._waits: set[asyncio.Task[bool]] = set()  # for the lock in the store
         super().__init__(lock_file, timeout, blocking=blocking, is_singleton=is_singleton, **options)
         if is_singleton:
             key = f"{self._table.epoch} {system.os.path.realpath(self.lock_file)}"
@@ -100,7 +101,9 @@ class AsyncFsReadWriteLock(_Base):
         is_kept = False
         try:
             with forgetting(self.lock_file):
-                is_granted = await hold.acquire(limit > 0, -1 if limit in (0.0, math.inf) else limit)
+                is_granted = await self._wait(hold, limit)
+            if is_granted is None:
+                return await acquire(0.0)  # raises filelock's error for a closed object
             if not is_granted:
                 raise filelock.Timeout(self.lock_file) from side._line.timed_out(side._what, limit)
             left = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - system.time.monotonic())
@@ -113,6 +116,19 @@ class AsyncFsReadWriteLock(_Base):
             if not is_kept and side._current() is not None:
                 with suppress(FscoordError):  # another error is propagating
                     side.release()
+
+    async def _wait(self, hold: Hold, limit: float) -> bool | None:
+        """Acquire `hold`, and return whether it was granted. Return None if `close` has ended the wait."""
+        wait = asyncio.ensure_future(hold.acquire(limit > 0, -1 if limit in (0.0, math.inf) else limit))
+        self._waits.add(wait)
+        try:
+            return await wait
+        except asyncio.CancelledError:
+            if wait in self._waits:
+                raise
+            return None
+        finally:
+            self._waits.discard(wait)
 
     async def release(self, *, force: bool = False) -> None:
         task = asyncio.current_task()
@@ -128,6 +144,9 @@ class AsyncFsReadWriteLock(_Base):
 
     async def close(self) -> None:
         await super().close()
+        while self._waits:
+            wait = self._waits.pop()
+            wait.get_loop().call_soon_threadsafe(wait.cancel)
         for task in list(self._table.holds):
             await self._leave(task, force=True)
 
