@@ -320,6 +320,16 @@ def test_store_has_the_permissions_of_the_lock_file(path: str) -> None:
     assert [os.stat(path + end).st_mode & 0o777 for end in ("", ".fscoord")] == [0o664, 0o664]
 
 
+def test_further_arguments_can_be_positional_as_in_filelock(path: str) -> None:
+    class Subclass(FsFileLock):
+        def __init__(self, lock_file: str, timeout: float, mode: int, thread_local: bool) -> None:
+            super().__init__(lock_file, timeout, mode, thread_local)
+
+    with Subclass(path, 5, 0o664, False) as lock:
+        assert (lock.timeout, lock.mode, lock.is_thread_local()) == (5, 0o664, False)
+    assert AsyncFsFileLock(path, 5, 0o664, False).mode == 0o664
+
+
 def test_missing_directory_is_created(tmp_path: Path) -> None:
     with FsFileLock(tmp_path / "new" / "directory" / "job.lock") as lock:
         assert lock.token == 1

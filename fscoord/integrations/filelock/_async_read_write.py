@@ -35,7 +35,7 @@ class _Table:
     """What the tasks of this process hold. Objects for one path share a table, as filelock's singletons do."""
 
     def __init__(self) -> None:
-        self.holds: dict[asyncio.Task[Any] | None, _TaskHold] = {}
+        self.holds: dict[asyncio.Task[Any], _TaskHold] = {}
         self.epoch = system.process_epoch()
 
     def __del__(self) -> None:
@@ -86,6 +86,8 @@ class AsyncFsReadWriteLock(_Base):
         limit, begun = limit_of(timeout, blocking=blocking), system.time.monotonic()
         acquire = super().acquire_read if mode == "read" else super().acquire_write
         task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError(f"{self.lock_file} can only be acquired by an asyncio task")
         held = self._table.holds.get(task)
         if held is not None or self._table.epoch != system.process_epoch():  # filelock counts it, or refuses it
             proxy = await acquire(timeout, blocking=blocking)
@@ -152,8 +154,8 @@ class AsyncFsReadWriteLock(_Base):
 
     async def _leave(self, task: asyncio.Task[Any] | None, *, force: bool) -> None:
         """Forget a level of `task`, or with `force` all its levels by this object. Release the side after the last."""
-        held = self._table.holds.get(task)
-        if held is None or id(self) not in held.levels or self._table.epoch != system.process_epoch():
+        held = None if task is None else self._table.holds.get(task)
+        if task is None or held is None or id(self) not in held.levels or self._table.epoch != system.process_epoch():
             return
         held.levels[id(self)] -= 1
         if force or not held.levels[id(self)]:

@@ -133,8 +133,8 @@ class FsFileLock(TurnHolder):
         timeout: how long to wait by default, in seconds; below zero: without limit.
         store: a store to use instead of the store beside the lock file, for example a store that was opened with
             ``lock="soft"``. All processes must then give the lock file the same absolute path.
-        options: the further arguments of `filelock.FileLock`. ``poll_interval`` matters only while a program that uses
-            filelock alone holds the lock, and with ``cancel_check``.
+        positional, options: the further arguments of `filelock.FileLock`. ``poll_interval`` matters only while a
+            program that uses filelock alone holds the lock, and with ``cancel_check``.
 
     Raises:
         filelock.Timeout: from `acquire`, the lock was not free in time. The cause names the holders.
@@ -146,13 +146,13 @@ class FsFileLock(TurnHolder):
         self,
         lock_file: str | system.os.PathLike[str],
         timeout: float = -1,
-        *,
+        *positional: Any,
         store: Store | None = None,
         **options: Any,
     ) -> None:
         self._store = None if store is None else needed_store(store)
         self._granted, self._turns, self._epoch = None, {}, system.process_epoch()
-        super().__init__(lock_file, timeout, **options)
+        super().__init__(lock_file, timeout, *positional, **options)
 
     def acquire(
         self,
