@@ -1,11 +1,12 @@
 """Runs filelock's own tests on the locks of `fscoord.integrations.filelock`, and prints the numbers for each file.
 
-    python tests/with_filelock/own_tests.py [FILE...]
+    python tests/with_filelock/own_tests.py [ARCHIVE] [FILE...]
 
-The tests are those of the source distribution of the installed filelock. pip downloads it to a temporary directory. The
-tests need pytest-asyncio, pytest-mock and pytest-timeout. A file is one of the distribution, such as
-``tests/core/test_lock.py``; without files, all files that use a lock that fscoord replaces. `DIFFERENCES` has each test
-that does not pass, with the reason. The exit code is 1 if another test fails.
+The tests are those of the source distribution of the installed filelock. pip downloads the distribution to a temporary
+directory, unless the first argument is its archive, ``filelock-VERSION.tar.gz``. pip also installs the packages that
+build filelock. The tests need pytest-asyncio, pytest-mock and pytest-timeout. A file is one of the distribution, such
+as ``tests/core/test_lock.py``. Without files, all files run that use a lock that fscoord replaces. `DIFFERENCES` has
+each test that does not pass, with the reason. The exit code is 1 if another test fails.
 """
 
 from __future__ import annotations
@@ -81,15 +82,13 @@ DIFFERENCES: Final[dict[str, str]] = {
 """{the beginning of a test's id below ``tests/``: why the test does not pass, or passes on an idle machine only}."""
 
 
-def unpack(directory: Path) -> Path:
-    """Download and unpack the source distribution of the installed filelock. Return its root."""
+def download(directory: Path) -> Path:
+    """Download the source distribution of the installed filelock. Return its archive."""
     release = f"filelock=={version('filelock')}"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "filelock", release]
     subprocess.run([*pip, "--dest", str(directory)], check=True, timeout=600)
     (archive,) = directory.glob("filelock-*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(directory, filter="data")
-    return directory / archive.name.removesuffix(".tar.gz")
+    return archive
 
 
 def run(root: Path, file: str, report: Path) -> dict[str, str]:
@@ -125,7 +124,10 @@ def main(files: list[str]) -> int:
     unexpected: list[str] = []
     with tempfile.TemporaryDirectory(prefix="filelock-") as name:
         directory = Path(name)
-        root = unpack(directory)
+        archive = Path(files.pop(0)) if files and files[0].endswith(".tar.gz") else download(directory)
+        with tarfile.open(archive) as packed:
+            packed.extractall(directory, filter="data")
+        root = directory / archive.name.removesuffix(".tar.gz")
         found = sorted(each for folder in FOLDERS for each in (root / folder).glob("test_*.py"))
         files = files or [str(each.relative_to(root)) for each in found if NAMES.search(each.read_text())]
         total: Counter[str] = Counter()
