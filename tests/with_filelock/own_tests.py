@@ -39,6 +39,9 @@ CREATED = "fscoord creates the lock file before filelock looks at the path or th
 AGAIN = "after a failed release, the lock in the store is held until the release is called again"
 WAITS = "the test patches or blocks filelock's own wait, and contenders wait for the lock in the store instead"
 EXCLUDES = "two objects of one process share a hold in filelock, and exclude each other in the store"
+YIELDS = "on a busy machine, the lock in the store is acquired in a thread, and other callbacks run meanwhile"
+PATCHES = "the test patches `ReadWriteLock`, which is fscoord's class, and the backend is an object of filelock's class"
+ALONE = "the test fails with filelock alone, too (Python 3.11)"
 SLOW = "the test has many contenders and a time limit, which a busy machine exceeds"
 
 DIFFERENCES: Final[dict[str, str]] = {
@@ -64,6 +67,8 @@ DIFFERENCES: Final[dict[str, str]] = {
     "core/test_timeout_validation.py::test_timeout_at_exact_deadline_with_virtual_clock": CLOCK,
     "async_lock/test_acquire.py::test_cancel_check_log_message": CLOCK,
     "async_lock/test_acquire.py::test_wait_message_logged": CLOCK,
+    "async_lock/test_acquire_cancellation.py::test_acquire_cancellation_before_executor_start_rolls_back": YIELDS,
+    "async_lock/test_acquire_cancellation.py::test_non_executor_immediate_acquire_precedes": YIELDS,
     "async_lock/test_admission.py::test_acquires_giving_up_behind_a_waiter_leave_the_lock_releasable": SLOW,
     "async_lock/test_backend_calls.py::test_fallback_to_soft_disabled_raises_enosys": NAME,
     "async_lock/test_backend_calls.py::test_fallback_to_soft_reprobes_after_chdir": CREATED,
@@ -74,6 +79,11 @@ DIFFERENCES: Final[dict[str, str]] = {
     "async_lock/test_release_cancellation.py::test_errno_after_async_unix_unlock_refuses_reentrant": AGAIN,
     "sqlite/test_async_cancellation.py::test_acquire_cancellation_before_executor_start_rolls_back": WAITS,
     "sqlite/test_async_cancellation.py::test_acquire_cancellation_while_sqlite_waits_rolls_back": WAITS,
+    "sqlite/test_async_close.py::test_async_cancelled_acquire_after_failed_close_reconciles_hold": ALONE,
+    "sqlite/test_async_close.py::test_async_close_that_fails_before_any_acquire_leaves_the_wrapper": PATCHES,
+    "sqlite/test_async_close.py::test_async_failed_close_keeps_pending_acquire_waiting": PATCHES,
+    "sqlite/test_async_contention.py::test_many_waiting_writers_drain_after_reader_releases": SLOW,
+    "sqlite/test_async_singletons.py::test_async_re": EXCLUDES,
     "sqlite/test_connection.py::test_closing_every_instance_closes_its_descriptors": STORE,
     "sqlite/test_connection_side_files.py::test_private_directory": STORE,
     "sqlite/test_lock.py::test_refused_database_open_preserves_deadline_after_a_slow_refusal": CLOCK,
