@@ -499,6 +499,14 @@ class Store(ABC):
         value = self.compare_set(key, nonce, nonce)
         return None if value == nonce else value
 
+    def _recall(self, key: bytes) -> bytes | None:  # noqa: ARG002 - see there
+        """Return the value of `key` as this handle knows it, without a request for newer writes; None: it is unknown.
+
+        The value is that of some moment before the call returns. It may lack an operation of this handle that another
+        process has written for it.
+        """
+        return None
+
     def _seconds(self, timeout: Timeout | None, default: object = ...) -> float:
         """Return the timeout of a call in seconds, from its arguments `timeout` and `default`."""
         if timeout is None:

@@ -64,6 +64,7 @@ SYSTEM_ALLOWED = {
         f"integrations.filelock.{name}": ({"filelock"}, "is about nothing else")
         for name in ("_async_file_lock", "_file_lock", "_read_write", "_store")
     },
+    "integrations.filelock._async_read_write": ({"asyncio", "filelock"}, "asks which task this is"),
     "integrations.dask": ({"asyncio"}, "runs in the event loop of a scheduler of Dask"),
     "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }

@@ -12,8 +12,8 @@ newest segment. So a call takes effect completely or not at all, even if the pro
 
 When a segment has become long, a writer *seals* it: it appends a line that marks the end. From then on the number of
 the next entry is fixed. This number is the key of the next segment, so all processes compute the same key. A line after
-the seal does not count. After each append, the writer reads the segment. If its own line is after the seal, it appends
-the line again, to the next segment. Each line begins with random digits, by which its writer recognizes it.
+the seal does not count. After each append, the writer looks at the segment. If its own line is after the seal, it
+appends the line again, to the next segment. Each line begins with random digits, by which its writer recognizes it.
 
 **No entry is ever dropped.** A sealed segment is *packed*: one `Store.compare_set` replaces it by its compressed lines.
 If a slow writer appends a line to the packed value, the line is ignored. Entries before a snapshot can't be dropped,
@@ -291,11 +291,15 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         key = _key(number)
         self._view.append(key, line)
         try:
-            segment = self._decode(key, self._view.get(key))
+            # A `FileStore` knows the segment up to the line, which it has appended after it has read to the end. Only
+            # if another process has appended the line for this one, the segment must be read from the file.
+            known = self._view._recall(key.encode())
+            segment, counts = self._find(key, b"" if known is None else known, mark)
+            if not counts and not segment.is_sealed:
+                segment, counts = self._find(key, self._view.get(key), mark)
         except (StoreError, StoreTimeoutError) as error:
             error.maybe_applied = True  # the append itself was acknowledged by the store
             raise
-        counts = segment.lines.rfind(mark, 0, segment.end) >= 0
         if not counts and not segment.is_sealed:
             raise self._foreign(key)
         if counts and segment.end >= self._segment_bytes:
@@ -303,6 +307,11 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         if segment.is_sealed:
             number += sum(each.size for each in self._lines_of(segment, _Place(number, 0, number)))
         return counts, number
+
+    def _find(self, key: str, value: bytes, mark: bytes) -> tuple[_Segment, bool]:
+        """Return the segment in `value`, and whether the line that begins with `mark` counts in it."""
+        segment = self._decode(key, value)
+        return segment, segment.lines.rfind(mark, 0, segment.end) >= 0
 
     def _seal(self, key: str, segment: _Segment) -> _Segment:
         """Seal, pack and return the segment `key`. A failure is only logged, because the entries are written already.

@@ -106,6 +106,9 @@ class PrefixStore(StoreView):
         present, absent = self._full_all(present), self._full_all(absent)
         return self._open()._exchange(self._prefix + key, expected, desired, present, absent)
 
+    def _recall(self, key: bytes) -> bytes | None:
+        return self._open()._recall(self._prefix + key)
+
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._open()._write_within(limit, self._full(key), value, appends=appends)
 
@@ -175,6 +178,7 @@ class PrefixStore(StoreView):
 _COMPOSED: Final = (
     "_wait",
     "_exchanges_keys",
+    "_recall",
     "_write_within",
     "_meet",
     "_arrive",

@@ -51,6 +51,14 @@ def test_read_with_nothing_new_costs_one_request(counted: Sides, call: str) -> N
         assert cost(agent, call, *given) <= 1
 
 
+def test_read_of_an_appended_value_costs_one_request(counted: Sides) -> None:
+    a, b = counted.opened(2)
+    for agent in (a, b, a, b):
+        agent.append("k", "1")
+    for agent in (a, b):
+        assert cost(agent, "get", "k") <= 1
+
+
 @pytest.mark.parametrize("call", ["set", "add"])
 def test_write_costs_at_most_six_requests(counted: Sides, call: str) -> None:
     a, b = counted.opened(2)

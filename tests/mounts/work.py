@@ -93,6 +93,44 @@ def history(worker: Worker, seed: int, count: int, keys: list[str]) -> None:
     make_calls(worker.stores["store"], worker.tell, seed, seed, keys, count)
 
 
+# File locks, which only their tests import, because they need filelock
+
+
+def count_under_file_lock(path: str, times: int) -> int:
+    """Add 1 to the number in a file, so many times, and each time under the file lock `path`. Return the last sum."""
+    from fscoord.integrations.filelock import FsFileLock
+
+    lock, number, found = FsFileLock(path), Path(path + ".number"), 0
+    for _ in range(times):
+        with lock:
+            found = 1 if lock.token == 1 else int(number.read_text()) + 1
+            number.write_text(str(found))
+    return found
+
+
+def keep_file_lock(worker: Worker, path: str) -> None:
+    """Acquire the lock of the file `path`, report its token, and keep the lock until killed."""
+    from fscoord.integrations.filelock import FsFileLock
+
+    with FsFileLock(path) as lock:
+        worker.report(lock.token)
+        while True:
+            signal.pause()
+
+
+def token_of_file_lock(path: str, timeout: float) -> int | None:
+    """Acquire and release the lock of the file `path`. Return the token, or None if the lock is not free in time."""
+    import filelock
+
+    from fscoord.integrations.filelock import FsFileLock
+
+    try:
+        with FsFileLock(path, timeout) as lock:
+            return lock.token
+    except filelock.Timeout:
+        return None
+
+
 # Collectives and ends
 
 

@@ -36,4 +36,5 @@ def locks(store: Store, path: Path) -> None:
         print(lock.token)
     with filelock.FsReadWriteLock(path).read_lock():
         print(filelock.AsyncFsFileLock(path).token)
+    print(filelock.AsyncFsReadWriteLock(path, timeout=5).lock_file)
     print(tooz.FscoordDriver(b"member", None, {}), tooz.FscoordLock)

@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.internals import log_of, notifier_of
@@ -18,12 +19,14 @@ from fscoord import (
     FileStore,
     InsecurePathError,
     LimitExceededError,
+    PrefixStore,
     StoreClosedError,
     StoreError,
     StoreGoneError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
 )
+from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord.stores import file
 from fscoord.stores.file import lifecycle, operations
@@ -448,3 +451,51 @@ def test_call_cost_is_small_on_a_local_file_and_unknown_on_a_shared_mount(
     monkeypatch.setattr(system, "mount_table", lambda: [f"1 0 0:1 / {tmp_path} rw - gpfs x rw"])
     with FileStore(tmp_path / "store") as store:
         assert store._typical_call_s == math.inf
+
+
+# -- what a read costs -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the logs, one for each time that a handle has read its log. On NFS such a read is a request."""
+    found: list[str] = []
+    refresh = Log.refresh
+
+    def counted(log: Log, *given: Any) -> Any:
+        found.append(log.path)
+        return refresh(log, *given)
+
+    monkeypatch.setattr(Log, "refresh", counted)
+    return found
+
+
+def test_get_reads_the_log_once_whatever_the_value_is(tmp_path: Path, reads: list[str]) -> None:
+    with FileStore(tmp_path / "store", spill_bytes=1000) as store, FileStore(tmp_path / "store") as other:
+        other.set("plain", "1")
+        for piece in (b"a", b"b"):
+            other.append("appended", piece)
+        other.set("spilled", b"x" * 2000)
+        for key, value in (("plain", b"1"), ("appended", b"ab"), ("spilled", b"x" * 2000)):
+            reads.clear()
+            assert store.get(key) == value
+            assert store.get(key, default=None) == value
+            assert len(reads) == 2
+        reads.clear()
+        assert store.get("missing", default=None) is None
+        assert len(reads) == 1
+
+
+def test_appended_value_is_known_without_a_read(tmp_path: Path, reads: list[str]) -> None:
+    with FileStore(tmp_path / "store") as inner, FileStore(tmp_path / "store") as other:
+        store = PrefixStore("p", PrefixStore("q", inner))
+        other.append("q/p/k", "1")
+        store.append("k", "2")
+        reads.clear()
+        assert store._recall(b"k") == b"12"
+        other.append("q/p/k", "3")
+        assert store._recall(b"k") == b"12"
+        assert reads == []
+        assert store.get("k") == b"123"
+        assert store._recall(b"k") == b"123"
+        assert store._recall(b"missing") is None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,13 @@ import filelock
 import pages
 import pytest
 from support.internals import system
+from support.places import until
 from support.processes import let_go, stop, wait_until_ready
 
 import fscoord
 from fscoord import FileStore, LockLostError, StoreGoneError, StoreTimeoutError, UnsupportedFilesystemError
-from fscoord.integrations.filelock import AsyncFsFileLock, FsFileLock, FsReadWriteLock
+from fscoord.integrations.filelock import AsyncFsFileLock, AsyncFsReadWriteLock, FsFileLock, FsReadWriteLock
+from fscoord.integrations.filelock._store import Turn
 from fscoord.recipes import Lock, ReadWriteLock, force_release
 
 TESTS = Path(__file__).parent.parent
@@ -114,12 +119,47 @@ def test_wait_without_limit_for_oneself_is_refused(path: str) -> None:
     assert waiters(path) == 0
 
 
+@pytest.mark.parametrize("nan", [float("nan"), Decimal("NaN"), Decimal("sNaN")])
+def test_wait_of_nan_seconds_is_refused_before_anything_is_created(nan: Any, path: str) -> None:
+    both = AsyncFsFileLock(path), AsyncFsReadWriteLock(path)
+
+    async def main() -> None:
+        for acquire in (both[0].acquire, both[1].acquire_read, both[1].acquire_write):
+            with pytest.raises(ValueError, match="not nan"):
+                await acquire(nan)
+
+    for lock in (FsFileLock(path).acquire, FsReadWriteLock(path).acquire_read, FsReadWriteLock(path).acquire_write):
+        with pytest.raises(ValueError, match="not nan"):
+            lock(nan)
+        with pytest.raises(TypeError, match="blocking must be a bool"):
+            lock(blocking="no")  # type: ignore[call-arg]
+    asyncio.run(main())
+    assert not Path(path + ".fscoord").exists()
+
+
 def test_cancel_check_ends_a_wait(path: str) -> None:
     answers = iter([False, False, True])
     with holder("file", path):
         with pytest.raises(filelock.Timeout):
             FsFileLock(path).acquire(poll_interval=0.001, cancel_check=lambda: next(answers))
         assert next(answers, None) is None
+
+
+def test_acquire_of_the_base_class_takes_both_locks_by_polls(path: str) -> None:
+    lock = FsFileLock(path, poll_interval=0.001)
+    with holder("file", path) as process:
+        with pytest.raises(filelock.Timeout):
+            filelock.BaseFileLock.acquire(lock, 0.01)
+        assert waiters(path) == 0
+        thread = threading.Thread(target=let_go, args=(process,))
+        thread.start()
+        with filelock.BaseFileLock.acquire(lock):
+            assert lock.token > 1
+            with pytest.raises(filelock.Timeout):
+                FsFileLock(path).acquire(blocking=False)
+        thread.join()
+    with FsFileLock(path, timeout=0):
+        pass
 
 
 def test_waiter_is_woken_by_the_release_and_never_polls(path: str) -> None:
@@ -204,6 +244,30 @@ def test_failure_of_the_second_lock_releases_the_first(
         pass
 
 
+@pytest.mark.parametrize("where", [filelock.UnixFileLock, Turn], ids=["second", "first"])
+def test_release_that_is_interrupted_releases_both_locks(
+    where: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "release" if where is Turn else "_release"
+    release = getattr(where, name)
+
+    def interrupted(lock: Any) -> None:
+        patch.undo()
+        if where is not Turn:
+            release(lock)
+        raise KeyboardInterrupt
+
+    lock = FsFileLock(path)
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.release()
+    assert not lock.is_locked
+    with FsFileLock(path, timeout=0):
+        pass
+
+
 def test_threads_of_a_thread_local_lock_exclude_each_other(path: str) -> None:
     lock, inside, most = FsFileLock(path), [0], [0]
 
@@ -254,6 +318,16 @@ def test_store_has_the_permissions_of_the_lock_file(path: str) -> None:
     with FsFileLock(path, mode=0o664):
         pass
     assert [os.stat(path + end).st_mode & 0o777 for end in ("", ".fscoord")] == [0o664, 0o664]
+
+
+def test_further_arguments_can_be_positional_as_in_filelock(path: str) -> None:
+    class Subclass(FsFileLock):
+        def __init__(self, lock_file: str, timeout: float, mode: int, thread_local: bool) -> None:
+            super().__init__(lock_file, timeout, mode, thread_local)
+
+    with Subclass(path, 5, 0o664, False) as lock:
+        assert (lock.timeout, lock.mode, lock.is_thread_local()) == (5, 0o664, False)
+    assert AsyncFsFileLock(path, 5, 0o664, False).mode == 0o664
 
 
 def test_missing_directory_is_created(tmp_path: Path) -> None:
@@ -438,3 +512,157 @@ def test_readers_and_writers_that_use_filelock_alone_are_excluded(path: str) -> 
         FsReadWriteLock(path).acquire_read(timeout=0.01)
     with FsReadWriteLock(path).write_lock(timeout=0):
         pass
+
+
+@pytest.mark.parametrize("side", ["read", "write"])
+def test_dropped_lock_is_free(side: str, path: str) -> None:
+    lock = FsReadWriteLock(path, is_singleton=False)
+    getattr(lock, f"acquire_{side}")()
+    assert held_side(path)[1] == 1
+    del lock
+    gc.collect()
+    assert held_side(path) == (None, 0)
+
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path, is_singleton=False)
+        await getattr(lock, f"acquire_{side}")()
+        del lock
+        gc.collect()
+
+    asyncio.run(main())
+    until(lambda: held_side(path) == (None, 0))  # the thread of filelock's executor may drop the lock a moment later
+    with FsReadWriteLock(path).write_lock(timeout=0):
+        pass
+
+
+# -- tasks that read and write -----------------------------------------------------------------------------------------
+
+
+def held_side(path: str) -> tuple[str | None, int]:
+    """The side of the lock that is held, and the number of its holders."""
+    with FileStore(path + ".fscoord") as store:
+        both = ReadWriteLock(store, Path(path).name)
+        return both.held_side(), len(both.holders())
+
+
+def test_reading_tasks_share_and_a_writing_task_waits_in_line(path: str) -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path)
+        assert isinstance(lock, filelock.AsyncReadWriteLock)
+
+        async def work(kind: str) -> None:
+            async with lock.read_lock() if kind == "read" else lock.write_lock():
+                order.append(kind)
+
+        async with lock.read_lock(), lock.read_lock():
+            await asyncio.create_task(work("read"))
+            assert held_side(path) == ("reader", 1)
+            with pytest.raises(RuntimeError, match="upgrade"):
+                await lock.acquire_write(timeout=0.01)
+            tasks = []
+            for number, kind in enumerate(("write", "write", "read")):
+                tasks.append(asyncio.create_task(work(kind)))
+                await until_in_line(path, number + 1)
+            tasks[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+            await until_in_line(path, 2)
+            assert order == ["read"]
+        await asyncio.gather(*tasks[1:])
+        assert order == ["read", "write", "read"]
+        assert held_side(path) == (None, 0)
+        await lock.close()
+
+    run(main)
+
+
+def test_task_nests_and_its_objects_for_one_path_count_together(path: str) -> None:
+    async def main() -> None:
+        one, two = AsyncFsReadWriteLock(path), AsyncFsReadWriteLock(path)
+        await one.acquire_write()
+        await two.acquire_write()
+        await two.release()
+        assert held_side(path) == ("writer", 1)
+        await one.acquire_write()
+        await one.release(force=True)
+        assert held_side(path) == (None, 0)
+        with pytest.raises(RuntimeError, match="not held by this task"):
+            await one.release()
+        await one.acquire_read()
+        await two.acquire_read()
+        await one.close()
+        assert held_side(path) == ("reader", 1)
+        await two.close()
+        assert held_side(path) == (None, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0.01}, {"blocking": False}])
+def test_task_is_excluded_by_another_process_until_that_is_killed(path: str, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path, is_singleton=False)
+        with holder("write", path) as process:
+            with pytest.raises(filelock.Timeout) as caught:
+                await lock.acquire_read(**options)
+            assert str(process.pid) in str(caught.value.__cause__)
+            process.send_signal(signal.SIGKILL)
+            async with lock.write_lock():
+                with pytest.raises(filelock.Timeout):
+                    await asyncio.to_thread(FsReadWriteLock(path).acquire_read, 0.01)
+        await lock.close()
+
+    run(main)
+
+
+def test_task_is_excluded_by_programs_that_use_filelock_alone(path: str) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path, is_singleton=False)
+        plain = filelock.ReadWriteLock(path, is_singleton=False)
+        with plain.write_lock(), pytest.raises(filelock.Timeout):
+            await lock.acquire_read(timeout=0.01)
+        assert held_side(path) == (None, 0)
+        async with lock.write_lock():
+            with pytest.raises(filelock.Timeout):
+                plain.acquire_read(timeout=0.01)
+        await lock.close()
+
+    run(main)
+
+
+def test_close_ends_the_wait_of_a_task(path: str) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path)
+        with holder("write", path):
+            task = asyncio.create_task(lock.acquire_read())
+            await until_in_line(path, 1)
+            await lock.close()
+            with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+                await task
+            await until_in_line(path, 0)
+
+    run(main)
+
+
+def test_task_that_is_cancelled_in_a_release_holds_nothing(path: str) -> None:
+    async def main() -> None:
+        lock = AsyncFsReadWriteLock(path)
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            await lock.acquire_write()
+            inside.set()
+            await lock.release()
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert held_side(path) == (None, 0)
+        async with lock.write_lock(timeout=0):
+            pass
+        await lock.close()
+
+    run(main)

@@ -26,9 +26,10 @@ with needed_extra("fscoord.integrations.filelock", "filelock", "filelock"):
 
 if TYPE_CHECKING:
     from fscoord.integrations.filelock._async_file_lock import AsyncFsFileLock
+    from fscoord.integrations.filelock._async_read_write import AsyncFsReadWriteLock
     from fscoord.integrations.filelock._read_write import FsReadWriteLock
 
-__all__ = ["AsyncFsFileLock", "FsFileLock", "FsReadWriteLock"]
+__all__ = ["AsyncFsFileLock", "AsyncFsReadWriteLock", "FsFileLock", "FsReadWriteLock"]
 
 
 def __getattr__(name: str) -> object:
@@ -37,6 +38,10 @@ def __getattr__(name: str) -> object:
         from fscoord.integrations.filelock._async_file_lock import AsyncFsFileLock
 
         return AsyncFsFileLock
+    if name == "AsyncFsReadWriteLock":
+        from fscoord.integrations.filelock._async_read_write import AsyncFsReadWriteLock
+
+        return AsyncFsReadWriteLock
     if name == "FsReadWriteLock":
         from fscoord.integrations.filelock._read_write import FsReadWriteLock
 

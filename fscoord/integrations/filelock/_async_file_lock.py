@@ -28,14 +28,14 @@ class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
         self,
         lock_file: str | system.os.PathLike[str],
         timeout: float = -1,
-        *,
+        *positional: Any,
         store: Store | None = None,
         **options: Any,
     ) -> None:
         self._store = None if store is None else needed_store(store)
         self._granted, self._turns, self._epoch = None, {}, system.process_epoch()
         self._driver: StoreDriver | None = None
-        super().__init__(lock_file, timeout, **options)
+        super().__init__(lock_file, timeout, *positional, **options)
 
     async def acquire(  # type: ignore[override]  # as in filelock
         self,

@@ -11,7 +11,7 @@ import filelock
 
 from fscoord._runtime import system
 from fscoord.errors import FscoordError
-from fscoord.integrations.filelock._store import Turn, forgetting, place_of
+from fscoord.integrations.filelock._store import Turn, forgetting, limit_of, place_of
 from fscoord.store import Store, needed_store
 
 EXIT_PAUSES_S: Final = (0.001, 0.004, 0.016, 0.064)
@@ -38,7 +38,7 @@ class TurnHolder(filelock.UnixFileLock):
         """Return a new `Turn` (an acquisition of the store's lock), and how many seconds to wait for it."""
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit = 0.0 if not blocking else math.inf if timeout < 0 else timeout
+        limit = limit_of(timeout, blocking=blocking)
         mode = self.mode if self.has_explicit_mode else None
         self._place = place_of(self.lock_file, self._store, mode)
         return Turn(*self._place, limit), limit
@@ -50,8 +50,21 @@ class TurnHolder(filelock.UnixFileLock):
 
     def _acquire(self) -> None:
         turn = self._granted
-        if turn is None:
-            return  # not by way of `acquire`
+        if turn is not None:
+            self._acquire_second(turn)
+            return
+        # The caller has called the `acquire` of a base class, which calls this method again after each poll interval.
+        turn, _ = self._turn(None, False)
+        try:
+            with forgetting(self.lock_file):
+                is_granted = turn.acquire(False)
+            if is_granted:
+                self._acquire_second(turn)
+        finally:
+            self._withdraw(turn)
+
+    def _acquire_second(self, turn: Turn) -> None:
+        """Try to acquire filelock's own lock. The caller holds the first lock under `turn`."""
         super()._acquire()
         # After the end of a holder, its first lock may be free a moment before the kernel has released the second one.
         for pause in EXIT_PAUSES_S if turn.limit > sum(EXIT_PAUSES_S) else ():
@@ -65,12 +78,24 @@ class TurnHolder(filelock.UnixFileLock):
 
     def _release(self) -> None:
         fd = self._context.lock_file_fd
-        super()._release()
-        if fd is not None and self._context.lock_file_fd is None:
-            turn = self._turns.pop(fd, None)
-            if turn is not None:
-                with forgetting(self.lock_file):
-                    turn.release()
+        turn = None if fd is None else self._turns.get(fd)
+        try:
+            super()._release()
+            self._leave(fd, turn)
+        except FscoordError:
+            raise
+        except BaseException:  # if Ctrl-C has come after the release of the second lock, still release the first one
+            if turn is not None and turn._current() is not None:
+                self._leave(fd, turn)
+            raise
+
+    def _leave(self, fd: int | None, turn: Turn | None) -> None:
+        """Release the first lock if the second lock, on the descriptor `fd`, was released."""
+        if fd is None or turn is None or self._context.lock_file_fd is not None:
+            return
+        self._turns.pop(fd, None)  # before the release, because the next holder may get the same descriptor
+        with forgetting(self.lock_file):
+            turn.release()
 
     def _withdraw(self, turn: Turn) -> None:
         """Release or cancel `turn`. Do nothing if this object has also acquired the second lock under `turn`."""
@@ -108,8 +133,8 @@ class FsFileLock(TurnHolder):
         timeout: how long to wait by default, in seconds; below zero: without limit.
         store: a store to use instead of the store beside the lock file, for example a store that was opened with
             ``lock="soft"``. All processes must then give the lock file the same absolute path.
-        options: the further arguments of `filelock.FileLock`. ``poll_interval`` matters only while a program that uses
-            filelock alone holds the lock, and with ``cancel_check``.
+        positional, options: the further arguments of `filelock.FileLock`. ``poll_interval`` matters only while a
+            program that uses filelock alone holds the lock, and with ``cancel_check``.
 
     Raises:
         filelock.Timeout: from `acquire`, the lock was not free in time. The cause names the holders.
@@ -121,13 +146,13 @@ class FsFileLock(TurnHolder):
         self,
         lock_file: str | system.os.PathLike[str],
         timeout: float = -1,
-        *,
+        *positional: Any,
         store: Store | None = None,
         **options: Any,
     ) -> None:
         self._store = None if store is None else needed_store(store)
         self._granted, self._turns, self._epoch = None, {}, system.process_epoch()
-        super().__init__(lock_file, timeout, **options)
+        super().__init__(lock_file, timeout, *positional, **options)
 
     def acquire(
         self,

@@ -11,7 +11,7 @@ import filelock
 
 from fscoord._runtime import system
 from fscoord.errors import FscoordError
-from fscoord.integrations.filelock._store import forgetting, place_of
+from fscoord.integrations.filelock._store import forgetting, limit_of, place_of
 from fscoord.recipes import ReadWriteLock
 from fscoord.recipes.lock import Side
 
@@ -51,7 +51,7 @@ class FsReadWriteLock(_Base):
     def _acquire_in_order(self, mode: Literal["read", "write"], timeout: float | None, blocking: bool | None) -> Any:
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit, begun = 0.0 if not blocking else math.inf if timeout < 0 else timeout, system.time.monotonic()
+        limit, begun = limit_of(timeout, blocking=blocking), system.time.monotonic()
         acquire = super().acquire_read if mode == "read" else super().acquire_write
         if self._levels or self._epoch != system.process_epoch():  # filelock counts it, or refuses it
             proxy = acquire(timeout, blocking=blocking)
@@ -90,6 +90,13 @@ class FsReadWriteLock(_Base):
         for side in over:
             with forgetting(self.lock_file):
                 side.release()
+
+    def __del__(self) -> None:
+        # filelock's lock is free when its object is dropped. After a failed constructor there may be no attributes.
+        if getattr(self, "_epoch", None) == system.process_epoch():
+            for side in getattr(self, "_sides", ()):
+                with suppress(FscoordError):
+                    side.release()
 
     def close(self) -> None:
         super().close()

@@ -46,8 +46,8 @@ class Turn(Lock):
         others = [each for each in self._line.entries() if each.id != entry.id]
         if any(each.token and caller_of(each) is caller for each in others):
             raise RuntimeError(
-                f"deadlock: another lock object of this thread or task holds {self.name!r}; pass is_singleton=True for"
-                " both objects, so that the second acquisition is a nested one"
+                f"Deadlock: {self.name!r} is already held by another lock object of this thread or task; pass"
+                " is_singleton=True for both objects, so that the second acquisition is a nested one"
             )
 
     def timeout_error(self, lock_file: str) -> filelock.Timeout:
@@ -55,6 +55,26 @@ class Turn(Lock):
         error = filelock.Timeout(lock_file)
         error.__cause__ = self._line.timed_out(self._what, self.limit)
         return error
+
+
+def limit_of(timeout: float, *, blocking: bool) -> float:
+    """Return how many seconds an acquisition may wait: 0 if it does not wait, math.inf without limit.
+
+    Raises:
+        ValueError: the acquisition waits, and `timeout` is NaN.
+        TypeError: `blocking` is not a bool.
+    """
+    if not isinstance(blocking, bool):
+        raise TypeError(f"blocking must be a bool, not {type(blocking).__name__}")
+    if not blocking:
+        return 0.0
+    try:
+        is_nan = math.isnan(timeout)
+    except ValueError:  # a signaling NaN of `decimal`
+        is_nan = True
+    if is_nan:
+        raise ValueError("timeout must be a number of seconds, not nan")
+    return math.inf if timeout < 0 else timeout
 
 
 def place_of(lock_file: str, store: Store | None, mode: int | None) -> tuple[Store, str]:

@@ -45,7 +45,7 @@ from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.wait_slots import WaitSlots
-from fscoord.stores.file.waits import FileWait, Values, pop_item, read_consistent
+from fscoord.stores.file.waits import FileWait, Values, answer_consistent, pop_item, read_consistent
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -297,14 +297,23 @@ class FileStore(Sessions):
         limit = self._timeout if timeout is None else self._seconds(timeout, default)
         self._log.refresh(limit)
         value = values.get(name)
-        if value.__class__ is bytes and values is self._state.values:  # see `KeyValueState.reset`
+        is_current = values is self._state.values  # see `KeyValueState.reset`
+        if value.__class__ is bytes and is_current:
             return value
+        if value is not None and is_current:  # appended or spilled; the log was read already
+            found = answer_consistent(self._log, limit, partial(self._state.get, name))
+            if found is not None:
+                return found
+        is_missing = value is None and is_current
         if not isinstance(default, EllipsisType):
-            found = self._peek(name)
+            found = None if is_missing else self._peek(name)
             return default if found is None else found
-        values_of, is_missing = Values(self._log, self._state, [name]), value is None and values is self._state.values
+        values_of = Values(self._log, self._state, [name])
         wait: FileWait[list[bytes]] = FileWait(self._notifier, values_of, limit, has_looked=is_missing)
         return wait.block()[0]
+
+    def _recall(self, key: bytes) -> bytes | None:
+        return answer_consistent(self._log, self._timeout, partial(self._state.get, key))
 
     def _peek(self, key: bytes) -> bytes | None:
         return read_consistent(self._log, self._timeout, partial(self._state.get, key))

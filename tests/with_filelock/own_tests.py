@@ -1,0 +1,164 @@
+"""Runs filelock's own tests on the locks of `fscoord.integrations.filelock`, and prints the numbers for each file.
+
+    python tests/with_filelock/own_tests.py [ARCHIVE] [FILE...]
+
+The tests are those of the source distribution of the installed filelock. pip downloads the distribution to a temporary
+directory, unless the first argument is its archive, ``filelock-VERSION.tar.gz``. pip also installs the packages that
+build filelock. The tests need pytest-asyncio, pytest-mock and pytest-timeout. A file is one of the distribution, such
+as ``tests/core/test_lock.py``. Without files, all files run that use a lock that fscoord replaces. `DIFFERENCES` has
+each test that does not pass, with the reason. The exit code is 1 if another test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree as ET
+
+FOLDERS: Final = ("tests/core", "tests/async_lock", "tests/sqlite")
+"""The tests of `FileLock`, `AsyncFileLock`, `ReadWriteLock` and `AsyncReadWriteLock`. The tests of soft locks and of
+filelock's private modules are in other folders."""
+
+NAMES: Final = re.compile(r"\b(Async)?(FileLock|ReadWriteLock)\b")
+LIMIT_S: Final = 60
+"""The time limit of one test, in seconds. filelock's own limit is 20, too short for a busy machine."""
+
+NAME = "the test compares the name of the class, or uses it as a name in filelock in a child process"
+MESSAGE = "fscoord refuses the deadlock or the acquisition first, with another message of the same RuntimeError"
+CLOCK = "the test counts pauses or seconds of filelock's polls, and the wait for the lock in the store has none"
+STORE = "the test lists, counts or moves files and descriptors, and the store has some of its own"
+CREATED = "fscoord creates the lock file before filelock looks at the path or the file system"
+AGAIN = "after a failed release, the lock in the store is held until the release is called again"
+WAITS = "the test patches or blocks filelock's own wait, and contenders wait for the lock in the store instead"
+EXCLUDES = "two objects of one process share a hold in filelock, and exclude each other in the store"
+YIELDS = "on a busy machine, the lock in the store is acquired in a thread, and other callbacks run meanwhile"
+PATCHES = "the test patches `ReadWriteLock`, which is fscoord's class, and the backend is an object of filelock's class"
+ALONE = "the test fails with filelock alone, too (Python 3.11)"
+SLOW = "the test has many contenders and a time limit, which a busy machine exceeds"
+
+DIFFERENCES: Final[dict[str, str]] = {
+    "core/test_acquire_signal.py::test_acquire_from_a_signal_handler_during_a_release_is_refused": MESSAGE,
+    "core/test_fork_descriptors.py::test_unrelated_acquisitions_reach_filesystem_boundary_concurrently": STORE,
+    "core/test_interruption.py::test_early_acquire_refuses_same_stack_reentry": MESSAGE,
+    "core/test_on_acquired.py::test_on_acquired_fails_closed_on_enosys": NAME,
+    "core/test_relative_paths.py::test_nested_acquire_without_working_directory_preserves_hold": STORE,
+    "core/test_relative_paths.py::test_shared_singleton_refuses_moved_relative_path": CREATED,
+    "core/test_relative_paths.py::test_waiter_after_directory_rename_does_not_lock_a_new_file": STORE,
+    "core/test_release_interruption.py::test_errno_after_unix_unlock_refuses_reentrant_acquire": AGAIN,
+    "core/test_shutdown.py::test_force_release_keeps_main_thread": NAME,
+    "core/test_shutdown.py::test_lock_a_daemon_thread_holds_at_exit_stays_held": NAME,
+    "core/test_shutdown.py::test_lock_held_at_exit_is_released_silently": NAME,
+    "core/test_subclass_options.py::test_singleton_cache_hit_rejects_unknown_option": (
+        "the constructor passes all options on, so that only filelock's constructor refuses an unknown one"
+    ),
+    "core/test_threading.py": SLOW,
+    "core/test_timeout.py::test_cancel_check_log_message": CLOCK,
+    "core/test_timeout.py::test_poll_interval_acquire_override": CLOCK,
+    "core/test_timeout.py::test_poll_interval_used_by_context_manager": CLOCK,
+    "core/test_timeout.py::test_poll_intervall_deprecated": "the warning names fscoord's line, which calls filelock",
+    "core/test_timeout_validation.py::test_timeout_at_exact_deadline_with_virtual_clock": CLOCK,
+    "async_lock/test_acquire.py::test_cancel_check_log_message": CLOCK,
+    "async_lock/test_acquire.py::test_wait_message_logged": CLOCK,
+    "async_lock/test_acquire_cancellation.py::test_acquire_cancellation_before_executor_start_rolls_back": YIELDS,
+    "async_lock/test_acquire_cancellation.py::test_non_executor_immediate_acquire_precedes": YIELDS,
+    "async_lock/test_admission.py::test_acquires_giving_up_behind_a_waiter_leave_the_lock_releasable": SLOW,
+    "async_lock/test_backend_calls.py::test_fallback_to_soft_disabled_raises_enosys": NAME,
+    "async_lock/test_backend_calls.py::test_fallback_to_soft_reprobes_after_chdir": CREATED,
+    "async_lock/test_backend_calls.py::test_preserve_lock_file_async_release_keeps_pathname": NAME,
+    "async_lock/test_paths.py::test_async_shared_singleton_refuses_moved_relative_path": CREATED,
+    "async_lock/test_read_write.py::test_async_write_acquire_on_a_worker_holding_the_sync_write_lock": EXCLUDES,
+    "async_lock/test_read_write.py::test_async_write_hold_refuses_a_sync_writer_on_the_entering_worker": EXCLUDES,
+    "async_lock/test_release_cancellation.py::test_errno_after_async_unix_unlock_refuses_reentrant": AGAIN,
+    "sqlite/test_async_cancellation.py::test_acquire_cancellation_before_executor_start_rolls_back": WAITS,
+    "sqlite/test_async_cancellation.py::test_acquire_cancellation_while_sqlite_waits_rolls_back": WAITS,
+    "sqlite/test_async_close.py::test_async_cancelled_acquire_after_failed_close_reconciles_hold": ALONE,
+    "sqlite/test_async_close.py::test_async_close_that_fails_before_any_acquire_leaves_the_wrapper": PATCHES,
+    "sqlite/test_async_close.py::test_async_failed_close_keeps_pending_acquire_waiting": PATCHES,
+    "sqlite/test_async_contention.py::test_many_waiting_writers_drain_after_reader_releases": SLOW,
+    "sqlite/test_async_singletons.py::test_async_re": EXCLUDES,
+    "sqlite/test_connection.py::test_closing_every_instance_closes_its_descriptors": STORE,
+    "sqlite/test_connection_side_files.py::test_private_directory": STORE,
+    "sqlite/test_lock.py::test_refused_database_open_preserves_deadline_after_a_slow_refusal": CLOCK,
+    "sqlite/test_transactions_connection.py::test_busy_timeout_recomputed_after_journal_mode": CLOCK,
+}
+"""{the beginning of a test's id below ``tests/``: why the test does not pass, or passes on an idle machine only}."""
+
+
+def download(directory: Path) -> Path:
+    """Download the source distribution of the installed filelock. Return its archive."""
+    release = f"filelock=={version('filelock')}"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "filelock", release]
+    subprocess.run([*pip, "--dest", str(directory)], check=True, timeout=600)
+    (archive,) = directory.glob("filelock-*.tar.gz")
+    return archive
+
+
+def run(root: Path, file: str, report: Path) -> dict[str, str]:
+    """Run the tests of `file`. Return {test id: outcome}."""
+    report.unlink(missing_ok=True)
+    here = Path(__file__).resolve().parent
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "with_filelock.under_their_names", "-p", "no:cacheprovider"]
+    command += [
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:randomly",
+        f"--timeout={LIMIT_S}",
+        f"--junitxml={report}",
+        "--tb=short",
+        file,
+    ]
+    path = os.pathsep.join([str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=3600
+    )
+    if not report.exists():
+        return {f"{file}::(pytest ended with {done.returncode})": "failed"}
+    outcomes = {}
+    for case in ET.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        outcomes[f"{file}::{case.get('name')}"] = outcome
+    return outcomes
+
+
+def main(files: list[str]) -> int:
+    unexpected: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="filelock-") as name:
+        directory = Path(name)
+        archive = Path(files.pop(0)) if files and files[0].endswith(".tar.gz") else download(directory)
+        with tarfile.open(archive) as packed:
+            packed.extractall(directory, filter="data")
+        root = directory / archive.name.removesuffix(".tar.gz")
+        found = sorted(each for folder in FOLDERS for each in (root / folder).glob("test_*.py"))
+        files = files or [str(each.relative_to(root)) for each in found if NAMES.search(each.read_text())]
+        total: Counter[str] = Counter()
+        for file in files:
+            outcomes = run(root, file, directory / "report.xml")
+            counts = Counter(outcomes.values())
+            total += counts
+            print(
+                f"{file}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped", flush=True
+            )
+            for test, outcome in outcomes.items():
+                reason = next((why for start, why in DIFFERENCES.items() if test.startswith(f"tests/{start}")), "")
+                if outcome == "failed":
+                    print(f"    {test.partition('::')[2]}: {reason or 'not expected'}", flush=True)
+                if outcome == "failed" and not reason:
+                    unexpected.append(test)
+    numbers = ", ".join(f"{total[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+    print(f"filelock {version('filelock')}: {numbers}")
+    print("".join(f"not expected: {test}\n" for test in unexpected), end="")
+    return bool(unexpected)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
