@@ -103,7 +103,7 @@ class RoundCompleted:
 
     Attributes:
         run_id: the name of the rendezvous.
-        round: the number of the round.
+        round: the number of the round, from 0.
         node_rank: the rank of this node.
         nodes: the number of nodes.
     """
