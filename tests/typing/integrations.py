@@ -38,5 +38,4 @@ def locks(store: Store, path: Path) -> None:
     with filelock.FsReadWriteLock(path).read_lock():
         print(filelock.AsyncFsFileLock(path).token)
     assert_type(opentelemetry.instrument(min_seconds=0.1), Subscription)
-    opentelemetry.instrument(3)  # type: ignore[arg-type]
     print(tooz.FscoordDriver(b"member", None, {}), tooz.FscoordLock)
