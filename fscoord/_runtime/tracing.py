@@ -344,8 +344,8 @@ def _is_part(span: Span, outer: Span) -> bool:
     """
     if outer[KIND] not in WAITS or outer[KIND] in PARTS or outer[BEGIN] > span[BEGIN] or "waited_ns" in outer:
         return False
-    is_inside = outer[PLACE] == span[PLACE] and span[NAME].startswith(outer[NAME])
-    return is_inside or outer[THREAD] == span[THREAD]
+    is_named_so: bool = outer[PLACE] == span[PLACE] and span[NAME].startswith(outer[NAME])
+    return is_named_so or bool(outer[THREAD] == span[THREAD])
 
 
 recorder: Recorder | None = None
