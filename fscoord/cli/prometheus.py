@@ -39,7 +39,10 @@ def metrics_text(picture: Picture, findings: Iterable[StatusFinding], activity: 
     waiting: Counter[tuple[tuple[str, str], ...]] = Counter()
     longest: dict[tuple[tuple[str, str], ...], float] = {}
     for wait in (each.waiting for each in living if each.waiting is not None):
-        labels = ("kind", wait.kind), ("name", pattern_of(wait.name or next(iter(wait.keys), "")))
+        labels: tuple[tuple[str, str], ...] = (
+            ("kind", wait.kind),
+            ("name", pattern_of(wait.name or next(iter(wait.keys), ""))),
+        )
         waiting[labels] += 1
         longest[labels] = max(longest.get(labels, 0.0), wait.seconds)
     metrics: list[tuple[str, str, str, Samples]] = [
