@@ -93,7 +93,7 @@ def test_metrics_of_a_store_that_counts_no_records_have_no_counters() -> None:
     }
 
 
-def test_any_name_is_a_valid_label() -> None:
+def test_label_may_be_any_name() -> None:
     text = prometheus.metrics_text(Picture('a"\\\n', (session(1, wait=at('b"\\\n\udcff é', 1.0)),), {}), [], None)
     assert ("waiting", "barrier", 'b"\\\n\\udcff é') in parsed(text)
     assert r'store="a\"\\\n"' in text

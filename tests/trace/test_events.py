@@ -69,9 +69,7 @@ def in_thread(call: Callable[[], Any], then: Callable[[], Any]) -> Any:
 # Waits
 
 
-def test_wait_that_slept_is_an_event_with_its_key_length_and_the_process_that_ended_it(
-    seen: list[Event], store: FileStore
-) -> None:
+def test_wait_that_slept_is_an_event_with_its_key_its_length_and_its_cause(seen: list[Event], store: FileStore) -> None:
     with FileStore(store.path, rank=0) as other:
         in_thread(lambda: PrefixStore("job", store).get("key-17"), lambda: other.set("job/key-17", "v"))
     (event,) = seen
