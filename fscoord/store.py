@@ -949,7 +949,7 @@ def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> Wa
 
 
 def begin_span(kind: str, store: Store, key: bytes, rank: int | None = None, *facts: Any) -> tracing.Span | None:
-    """Return a new span of this process on `key` of `store`, or None if the process records no trace."""
+    """Return a new span of this process on `key` of `store`, or None if the process records no spans."""
     if tracing.recorder is None:
         return None
     place, name = store._trace_place(key)

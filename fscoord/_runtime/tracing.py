@@ -2,7 +2,8 @@
 
 A span is a period in which the process waited, held a lock or ran an operation of interest. `docs/trace.md` specifies
 the files. The module is in the lowest layer, so that every part of the package may record spans. If the global
-`recorder` is None, the callers don't call this module.
+`recorder` is None, the callers don't call this module. `fscoord.events` receives the spans by `subscribe`, whether or
+not the process writes files.
 
 These rules keep the cost for the program low:
 
@@ -20,8 +21,10 @@ These rules keep the cost for the program low:
 from __future__ import annotations
 
 import atexit
+import re
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -69,9 +72,22 @@ names and values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds,
 modules pass spans on, but don't read the items of a span.
 """
 
-KIND, NUMBER, THREAD, BEGIN, END, NAME, PLACE, RANK, OUTCOME = range(9)
+KIND, NUMBER, THREAD, BEGIN, END, NAME, PLACE, RANK, OUTCOME, FACTS = range(10)
 """The indices of a span. `BEGIN` and `END` are in ns of the monotonic clock; the `END` of an open span is 0. The place
-is a text that identifies the store on all hosts. The rank is the caller's rank, or None."""
+is a text that identifies the store on all hosts. The rank is the caller's rank, or None. The facts begin at `FACTS`."""
+
+HOLDS: Final = ("lock", "election")
+"""The kinds of spans that cover a wait for a lock, and then the hold. The fact ``waited_ns`` is the length of the
+wait."""
+
+PARTS: Final = ("wait", "queue")
+"""The kinds of spans of waits for keys. Such a wait may be a part of the wait for a barrier, a lock or the like."""
+
+WAITS: Final = (
+    *("barrier", "exchange", *PARTS, *HOLDS, "observe", "take", "rendezvous"),
+    *("latch", "members", "work"),
+)
+"""The kinds of spans in which a process waits."""
 
 
 class Recorder:
@@ -80,7 +96,8 @@ class Recorder:
     A forked child writes files of its own, and drops the spans of its parent.
 
     Args:
-        directory: the absolute path of the directory of the files. The recorder creates it with the first file.
+        directory: the absolute path of the directory of the files. The recorder creates it with the first file. Empty:
+            the recorder writes no files.
         segment_bytes: the size in bytes at which a segment is full. Then the recorder replaces the other segment.
     """
 
@@ -104,6 +121,7 @@ class Recorder:
         self._pending: deque[Span] = deque(maxlen=PENDING_MAX)
         self._open: dict[int, Span] = {}
         self._written: set[int] = set()  # the numbers of the open spans that are in the file
+        self._publishing: set[int] = set()  # the threads that call a subscriber
         self._descriptors.clear()
         self._is_fake = False  # whether the descriptor belongs to a fake file system
         self._fd = -1
@@ -134,21 +152,35 @@ class Recorder:
         span[END] = now
         span[OUTCOME] = outcome
         span += facts
-        self._pending.append(span)
-        if span[NUMBER] in self._written or now > self._due or len(self._pending) >= BATCH:
-            self._written.discard(span[NUMBER])  # the file shows the span as open
-            self.flush()
+        if self.directory:
+            self._pending.append(span)
+            if span[NUMBER] in self._written or now > self._due or len(self._pending) >= BATCH:
+                self._written.discard(span[NUMBER])  # the file shows the span as open
+                self.flush()
+        if subscribers:
+            self._publish(span)
 
     def end_later(self, span: Span, outcome: str) -> None:
-        """End `span` without a write to the file. Use it while a lock is held for which other processes wait."""
+        """End `span` without a write to the file. Use it while a lock is held for which other processes wait.
+
+        A thread of its own passes the span to the subscribers, because a subscriber may need the lock.
+        """
         if self._open.pop(span[NUMBER], None) is span:
             span[END], span[OUTCOME] = system.time.monotonic_ns(), outcome
-            self._pending.append(span)
+            if self.directory:
+                self._pending.append(span)
+            if subscribers:
+                system.start_thread("fscoord events", self._publish, span)
 
-    def add(self, span: Span, *facts: Any) -> None:
-        """Add `facts` to the open span `span`. A span that is in the file already will be written again."""
+    def acquired(self, span: Span, *facts: Any) -> None:
+        """Add `facts` to the open span `span`, whose wait is over and whose hold begins.
+
+        A span that is in the file already will be written again.
+        """
         span += facts
         self._written.discard(span[NUMBER])
+        if subscribers:
+            self._publish(span)
 
     def event(self, kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> None:
         """Record a span without duration."""
@@ -161,10 +193,26 @@ class Recorder:
             span: the span of the wait that is going to sleep.
             seconds: the longest duration of the sleep; ``math.inf`` for a call that may block.
         """
-        if span[NUMBER] not in self._written:
+        if self.directory and span[NUMBER] not in self._written:
             waited = (system.time.monotonic_ns() - span[BEGIN]) / 1e9
             if max(waited, seconds) > LONG_SLEEP_S:
                 self.flush(with_open=True)
+
+    # -- subscribers -----------------------------------------------------------------------------------------------
+
+    def _publish(self, span: Span) -> None:
+        """Pass `span` to the subscribers, unless the span is a part of another wait or a subscriber's own."""
+        me = get_ident()
+        if me in self._publishing or (
+            span[KIND] in PARTS and any(map(partial(_is_part, span), [*self._open.values()]))
+        ):
+            return
+        self._publishing.add(me)
+        try:
+            for receive in list(subscribers):
+                receive(span)
+        finally:
+            self._publishing.discard(me)
 
     # -- the file --------------------------------------------------------------------------------------------------
 
@@ -287,8 +335,37 @@ def _plain(span: Span) -> Span:
 
 _all = system.reset_in_child("trace", Recorder.forget)
 
+
+def _is_part(span: Span, outer: Span) -> bool:
+    """Return whether `span`, the span of a wait for keys, is a part of the wait of the open span `outer`.
+
+    A task of asyncio waits for keys in other threads than its own. So the names decide in another thread: the keys of a
+    barrier or a lock begin with its name.
+    """
+    if outer[KIND] not in WAITS or outer[KIND] in PARTS or outer[BEGIN] > span[BEGIN] or "waited_ns" in outer:
+        return False
+    is_named_so: bool = outer[PLACE] == span[PLACE] and span[NAME].startswith(outer[NAME])
+    return is_named_so or bool(outer[THREAD] == span[THREAD])
+
+
 recorder: Recorder | None = None
-"""The recorder of this process, or None if the process records no trace."""
+"""The recorder of this process, or None if the process records no spans."""
+
+subscribers: Final[dict[Callable[[Span], object], None]] = {}
+"""The functions that receive each finished span, and the span of a lock when the lock is acquired."""
+
+
+def subscribe(receive: Callable[[Span], object]) -> None:
+    """Call `receive` with each finished span from now on. The process then records spans until it exits.
+
+    The recorder stays when the last subscription ends, because other threads may be using it.
+    """
+    global recorder
+    subscribers[receive] = None
+    if recorder is None:
+        made = Recorder("")
+        if recorder is None:  # no other thread can run between this line and the next
+            recorder = made
 
 
 def start(directory: str | system.os.PathLike[str]) -> None:
@@ -300,7 +377,9 @@ def start(directory: str | system.os.PathLike[str]) -> None:
     global recorder
     path = system.os.path.abspath(system.os.fspath(directory))
     if recorder is None:
-        recorder = Recorder(path)
+        recorder = Recorder("")
+    if not recorder.directory:
+        recorder.directory = path
         atexit.register(recorder.close)
     elif recorder.directory != path:
         raise ValueError(
@@ -310,7 +389,7 @@ def start(directory: str | system.os.PathLike[str]) -> None:
 
 
 def begin(kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> Span | None:
-    """Return a new span, or None if this process records no trace; see `Recorder.begin`."""
+    """Return a new span, or None if this process records no spans; see `Recorder.begin`."""
     return None if recorder is None else recorder.begin(kind, name, place, rank, *facts)
 
 
@@ -321,7 +400,7 @@ def end(span: Span | None, outcome: str, *facts: Any) -> None:
 
 
 def event(kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> None:
-    """Record a span without duration, if this process records a trace."""
+    """Record a span without duration, if this process records spans."""
     if recorder is not None:
         recorder.event(kind, name, place, rank, *facts)
 
@@ -332,7 +411,7 @@ def record_steps(
     """Delegate to the generator `steps` of a recipe or a collective, and end `span` when the generator ends.
 
     Args:
-        span: the span, or None if the process records no trace.
+        span: the span, or None if the process records no spans.
         steps: the generator.
         describe: given the result of `steps`, returns facts for the end of the span.
     """
@@ -357,6 +436,14 @@ _OUTCOMES: Final = {
     "GeneratorExit": "cancelled",
     "CancelledError": "cancelled",
 }
+
+
+def pattern_of(name: str) -> str:
+    """Return `name` with a star for each number, so that ``epoch-1`` and ``epoch-2`` share a row.
+
+    A hexadecimal id of 8 or more characters, such as a part of a UUID, counts as a number.
+    """
+    return re.sub(r"\b(?=[a-f]*\d)[\da-f]{8,}\b|\d+", "*", name)
 
 
 def outcome_of(error: BaseException) -> str:

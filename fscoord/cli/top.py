@@ -11,13 +11,21 @@ import click
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
-from fscoord.cli.options import common, given_timeout, number_option, seconds_option, store_argument, store_url
+from fscoord.cli.options import (
+    common,
+    complete_file,
+    given_timeout,
+    number_option,
+    seconds_option,
+    store_argument,
+    store_url,
+)
 from fscoord.cli.output import can_redraw, flush, size_text, write_lines
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.rates import Rates, Speed
-from fscoord.status.reading import Observer, observe
+from fscoord.status.reading import Activity, Observer, observe
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -47,12 +55,14 @@ class Frame(NamedTuple):
         picture: the participants and their waits.
         findings: the faults in the picture, such as a deadlock.
         speed: the rates since the previous frame; None for a store that does not report them.
+        activity: the counts of records; None for a store that does not report them.
     """
 
     time: float
     picture: Picture
     findings: Sequence[StatusFinding]
     speed: Speed | None
+    activity: Activity | None = None
 
 
 class Keys:
@@ -81,10 +91,16 @@ class Keys:
 @seconds_option("--interval", default="1", help="The time between two screens.")
 @number_option("-n", "--count", help="End after this many screens. [default: no limit]")
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
+@click.option(
+    "--prometheus",
+    metavar="FILE|[HOST:]PORT",
+    shell_complete=complete_file,
+    help="Print nothing. Write metrics to this file, or serve them at this port, by default of the loopback interface.",
+)
 @slow_option
 @common
 @click.pass_context
-def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow: float) -> None:
+def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow: float, prometheus: str | None) -> None:
     """Show what every participant of a store does, live.
 
     The rows are those of "fscoord ps", the longest wait first, with the records that each participant writes in a
@@ -100,17 +116,25 @@ def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow:
     If standard output is not a terminal, or is a terminal that cannot move its cursor (TERM=dumb), the verb prints a
     line for each interval, and a line for each finding. Changes nothing.
 
+    With --prometheus the verb publishes the participants, their waits, the findings and the counts of records as
+    metrics, anew for each interval. A file is for the textfile collector of node_exporter and is replaced atomically.
+    A port is for a scrape of /metrics. Port 0 is any free port; the verb prints its address.
+
     \b
     Examples:
       fscoord top /shared/job/store
       fscoord top --sort rate --interval 5
       fscoord top --interval 10 >> job.top          # a line every ten seconds
+      fscoord top --interval 15 --prometheus /var/lib/node_exporter/job.prom
     """
     keys = Keys()
     keys.order = sort
     observer = observe(store_url(ctx), given_timeout(ctx))
     try:
         looks = _looks(observer, slow)
+        if prometheus is not None:
+            _publish(looks, prometheus, interval, count)
+            return
         if can_redraw():
             _show_live(looks, keys, interval, count)
             return
@@ -130,7 +154,24 @@ def _looks(observer: Observer, slow: float) -> Iterator[Frame]:
     while True:
         picture, activity = observer.look()
         speed = None if activity is None else rates.add(system.time.monotonic(), activity)
-        yield Frame(system.time.time(), picture, find_all(picture, slow), speed)
+        yield Frame(system.time.time(), picture, find_all(picture, slow), speed, activity)
+
+
+def _publish(looks: Iterator[Frame], target: str, interval: float, count: int | None) -> None:
+    """Publish the frames as metrics at `target`, until `count` frames were published."""
+    from fscoord.cli.prometheus import Publisher, metrics_text
+
+    if not target:
+        raise click.UsageError("--prometheus is empty: name a file or a port")
+    publisher = Publisher(target)
+    try:
+        for number, frame in enumerate(looks, 1):
+            publisher.publish(metrics_text(frame.picture, frame.findings, frame.activity))
+            if number == count:
+                return
+            system.time.sleep(interval)
+    finally:
+        publisher.close()
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------

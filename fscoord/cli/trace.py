@@ -96,7 +96,7 @@ def export(directory: str, output: str) -> None:
     from fscoord.trace.chrome import chrome_events
 
     document = chrome_events(_read(directory))
-    _write_whole(output, json.dumps(document, separators=(",", ":")))
+    write_whole(output, json.dumps(document, separators=(",", ":")))
     say(f"{output} has {len(document['traceEvents'])} events")
 
 
@@ -120,7 +120,7 @@ def write_page(directory: str, output: str) -> None:
     """Write the page of the trace in `directory` to the file `output`, and print the path."""
     from fscoord.trace.page import make_page
 
-    _write_whole(output, make_page(_read(directory)))
+    write_whole(output, make_page(_read(directory)))
     say(f"{output} shows the trace in {directory}")
 
 
@@ -142,7 +142,7 @@ def _read(directory: str) -> Trace:
     return trace
 
 
-def _write_whole(path: str, text: str) -> None:
+def write_whole(path: str, text: str) -> None:
     """Write `text` to the file `path` atomically. A device is written to directly.
 
     Raises:

@@ -132,6 +132,8 @@ class Exclusive(Undoable, ContextDecorator):
             if limit > 0:
                 self._check_wait(entry)
             entry = yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind)
+            if entry is None and limit > 0 and self._spans:
+                self._end_span(name, "time-out")
         return self._keep(entry, name, here)
 
     def _check_wait(self, entry: Entry) -> None:
@@ -144,7 +146,7 @@ class Exclusive(Undoable, ContextDecorator):
         if served is None:
             callers.pop(name, None)
             return False
-        renewal = LeaseRenewer(self.name, self._line.renew, served) if self._ttl else None
+        renewal = LeaseRenewer(self.name, self._line.renew, served, self._lost) if self._ttl else None
         self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()
@@ -186,10 +188,15 @@ class Exclusive(Undoable, ContextDecorator):
         span = self._spans.get(name)
         if span is not None and tracing.recorder is not None:
             waited = system.time.monotonic_ns() - span[tracing.BEGIN]
-            tracing.recorder.add(span, "waited_ns", waited, "token", served.token)
+            tracing.recorder.acquired(span, "waited_ns", waited, "token", served.token)
 
     def _end_span(self, name: str, outcome: str) -> None:
         tracing.end(self._spans.pop(name, None), outcome)
+
+    def _lost(self, entry: Entry) -> LockLostError:
+        """Return the error for the lost hold of `entry`, and end its trace span."""
+        self._end_span(entry.id, "lost")
+        return self._line.lost(entry)
 
     def _stop(self, held: HeldEntry) -> None:
         callers.pop(held[1].id, None)
@@ -241,9 +248,7 @@ class Exclusive(Undoable, ContextDecorator):
         self._end(held[1])
         self._stop(held)
         if not self._line.leave(held[1].id):
-            if self._spans:
-                self._end_span(held[1].id, "lost")
-            raise self._line.lost(held[1])
+            raise self._lost(held[1])
         if self._spans:
             self._end_span(held[1].id, "released")
         return True
@@ -317,7 +322,7 @@ class Exclusive(Undoable, ContextDecorator):
         if entry is None:
             raise LockLostError(str(self._not_held()))
         if not self._line.still_holds(entry):
-            raise self._line.lost(entry)
+            raise self._lost(entry)
 
     @property
     def token(self) -> int:

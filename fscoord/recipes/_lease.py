@@ -24,12 +24,16 @@ class LeaseRenewer:
         line: the name of the line, for log messages.
         renew: renews the lease of the entry with the given id, and returns whether the entry still holds the resource.
         entry: the entry of the holder.
+        on_loss: called when the entry was found to be lost.
     """
 
-    def __init__(self, line: str, renew: Callable[[str], bool], entry: Entry) -> None:
+    def __init__(
+        self, line: str, renew: Callable[[str], bool], entry: Entry, on_loss: Callable[[Entry], object]
+    ) -> None:
         self._line = line
         self._renew = renew
         self._entry = entry
+        self._on_loss = on_loss
         self._is_over = False
         self._life = system.process_epoch()
         self._wakeup = system.AutoResetEvent()
@@ -59,6 +63,7 @@ class LeaseRenewer:
                 " stop the work that needs it"
             )
             logger(__name__).warning(text, self._line, self._entry.lease_s)
+            self._on_loss(self._entry)
 
     def _ended(self) -> bool:
         return self._is_over or self._life != system.process_epoch()

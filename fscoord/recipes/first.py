@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fscoord._arguments import Key, Timeout, check_int64, key_bytes, key_text, to_seconds
+from fscoord._runtime import tracing
 from fscoord._waiting.awaited import WORK, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
@@ -14,7 +15,7 @@ from fscoord.errors import FscoordError, StoreTimeoutError, WorkFailedError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._keys import shown
 from fscoord.recipes.once import failure, result_key, success, value_of
-from fscoord.store import Store, needed_store
+from fscoord.store import Store, begin_span, needed_store
 
 F = TypeVar("F", bound="RankZeroFirst")
 
@@ -61,7 +62,8 @@ class RankZeroFirst:
         self._store.announce_rank(self._rank)
         if self._rank != 0:
             awaited = Awaited(WORK, key_text(self._name))
-            yield from as_one_wait(awaited, lambda: f"{awaited} of rank 0 on rank {self._rank}", self._wait)
+            steps = as_one_wait(awaited, lambda: f"{awaited} of rank 0 on rank {self._rank}", self._wait)
+            yield from tracing.record_steps(begin_span("work", self._store, self._name, self._rank), steps)
             value_of(self._name, self._store.get(self._result))
         return self
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import LATCH, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
@@ -15,7 +15,7 @@ from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._keys import add_checked, parse_count, shown
-from fscoord.store import Store, needed_store
+from fscoord.store import Store, begin_span, needed_store
 
 D = TypeVar("D", bound="DoubleBarrier")
 
@@ -74,7 +74,8 @@ class Latch:
         """
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         awaited = Awaited(LATCH, key_text(self._name), self._count)
-        return as_one_wait(awaited, self._progress, partial(self._await_opening, limit))
+        steps = as_one_wait(awaited, self._progress, partial(self._await_opening, limit))
+        return tracing.record_steps(begin_span("latch", self._store, self._name), steps)
 
     def _await_opening(self, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
         start = system.time.monotonic()

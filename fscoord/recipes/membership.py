@@ -21,14 +21,14 @@ from fscoord._arguments import (
     value_bytes,
     words_in,
 )
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import MEMBERS, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count, shown
-from fscoord.store import Store, needed_store
+from fscoord.store import Store, begin_span, needed_store
 
 LOOK_S: Final = 1.0
 """An observer reads the group again after this many seconds: a process may have died before it announced its change."""
@@ -166,7 +166,8 @@ class Membership(Undoable):
         """
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         awaited = Awaited(MEMBERS, self.name)
-        return as_one_wait(awaited, lambda: str(awaited), partial(self._await_change, known, limit))
+        steps = as_one_wait(awaited, lambda: str(awaited), partial(self._await_change, known, limit))
+        return tracing.record_steps(begin_span("members", self._store, self._name), steps)
 
     def _await_change(
         self, known: Sequence[Participant], limit: float, slow_logger: SlowWaitLogger

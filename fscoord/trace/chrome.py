@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fscoord._runtime.escaping import printable
-from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
-from fscoord.trace.report import WAITS, Holds, ended_by, waited
+from fscoord._runtime.tracing import HOLDS, WAITS
+from fscoord.trace.reading import Span, Trace, assign_lanes
+from fscoord.trace.report import Holds, ended_by, waited
 
 LANES: Final = 1000
 """Each process has fewer lanes than this. The number of a row is `LANES` times the number of the process, plus the

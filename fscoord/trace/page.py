@@ -12,9 +12,9 @@ from importlib.resources import files
 from typing import Any, Final
 
 from fscoord._runtime.escaping import printable
+from fscoord._runtime.tracing import WAITS
 from fscoord.trace.reading import Trace, assign_lanes
 from fscoord.trace.report import (
-    WAITS,
     Bar,
     Holds,
     Seconds,

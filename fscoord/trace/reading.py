@@ -17,7 +17,6 @@ from fscoord._runtime import system, tracing
 from fscoord.errors import FscoordError
 from fscoord.trace.clocks import Alignment, Meeting, Passage, align
 
-HOLDS: Final = ("lock", "election")
 SUFFIX = ".trace"
 FILE_MAX: Final = 4 * tracing.SEGMENT_BYTES
 """At most this many bytes of a file are read. A file is a *segment* of the trace of a process. A segment exceeds
@@ -64,7 +63,7 @@ class Span(NamedTuple):
     @property
     def is_held(self) -> bool:
         """Whether the span is open, and its lock or election was acquired."""
-        return self.is_open and "token" in self.facts and self.kind in HOLDS
+        return self.is_open and "token" in self.facts and self.kind in tracing.HOLDS
 
     @property
     def length(self) -> int:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from fscoord.trace.reading import HOLDS, Crossing, Process, Span, Trace
-
-WAITS: Final = ("barrier", "exchange", "wait", "queue", *HOLDS, "observe", "take", "rendezvous")
-"""The kinds of spans in which a process waits."""
+from fscoord._runtime.tracing import HOLDS, PARTS, WAITS, pattern_of
+from fscoord.trace.reading import Crossing, Process, Span, Trace
 
 SLACK_NS: Final = 1_000_000
 """The end of a hold may be recorded up to this many ns after the next acquisition of the lock, because a holder records
@@ -65,9 +62,9 @@ def outer_waits(trace: Trace) -> list[Span]:
         if span.kind in WAITS:
             outer = [each for each in around[span.process] if each.end >= span.begin]
             around[span.process] = outer
-            if span.kind not in ("wait", "queue") or not any(_contains(each, span) for each in outer):
+            if span.kind not in PARTS or not any(_contains(each, span) for each in outer):
                 found.append(span)
-            if span.kind not in ("wait", "queue"):
+            if span.kind not in PARTS:
                 outer.append(span)
     return found
 
@@ -75,11 +72,6 @@ def outer_waits(trace: Trace) -> list[Span]:
 def _contains(outer: Span, inner: Span) -> bool:
     is_inside = outer.begin <= inner.begin and (inner.end <= outer.end or inner.is_open)
     return is_inside and outer.store == inner.store and inner.name.startswith(outer.name)
-
-
-def pattern_of(name: str) -> str:
-    """Return `name` with a star in place of each number, so that ``epoch-1`` and ``epoch-2`` share a row."""
-    return re.sub(r"\d+", "*", name)
 
 
 def seconds(nanoseconds: float) -> float:
@@ -360,7 +352,7 @@ def ended_by(trace: Trace, span: Span, holds: Holds) -> Ended:
     if "by" in span.facts:
         number = holds.process_of(span.facts["by"], span.facts.get("by_rank"))
         title = trace.processes[number].title if number is not None else str(span.facts["by"])
-        did = f", which set {span.facts.get('key', span.name)!r}" if span.kind in ("wait", "queue") else ""
+        did = f", which set {span.facts.get('key', span.name)!r}" if span.kind in PARTS else ""
         return Ended(title + did, number, span.end)
     return Ended("passed")
 

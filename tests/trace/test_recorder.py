@@ -153,7 +153,7 @@ def test_span_that_was_written_open_is_written_again_as_soon_as_it_ends(
 def test_facts_that_are_added_to_a_written_span_reach_the_file(recorder: tracing.Recorder, traces: Path) -> None:
     span = recorder.begin("lock", "l")
     recorder.before_sleep(span, math.inf)
-    recorder.add(span, "token", 3)
+    recorder.acquired(span, "token", 3)
     recorder.flush(with_open=True)
     (found,) = read(traces).spans
     assert (found.is_held, found.facts) == (True, {"token": 3})

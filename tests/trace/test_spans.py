@@ -32,8 +32,9 @@ from fscoord import (
     gather,
     synchronize,
 )
-from fscoord.recipes import Election, Lock, Queue, RLock
+from fscoord.recipes import Election, Latch, Lock, Queue, RLock
 from fscoord.trace.reading import Span, Trace, read
+from fscoord.trace.report import make_report
 
 Look = Callable[[], Trace]
 
@@ -255,6 +256,15 @@ def test_lock_that_is_not_acquired_says_so(written: Look, path: Path) -> None:
     with FileStore(path) as store, Lock(store, "l"):
         assert not Lock(store, "l").acquire(blocking=False)
     assert sorted(span.outcome for span in of_kind(written(), "lock")) == ["not acquired", "released"]
+
+
+def test_lock_or_latch_that_times_out_says_so_once(written: Look, path: Path) -> None:
+    with FileStore(path) as store, Lock(store, "l"):
+        assert not Lock(store, "l").acquire(timeout=0.01)
+        with pytest.raises(StoreTimeoutError):
+            Latch(store, "shut", 1).wait(timeout=0.01)
+    late = make_report(written())["time_outs"]
+    assert [(each["kind"], each["name"]) for each in late] == [("lock", "l"), ("latch", "shut")]
 
 
 def test_lock_that_is_held_twice_by_one_thread_is_one_span(written: Look, path: Path) -> None:

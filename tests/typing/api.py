@@ -74,6 +74,7 @@ from fscoord.barriers import (
 )
 from fscoord.collectives import tree_barrier
 from fscoord.environment import Environment, RunId, detect, rank_and_world_size
+from fscoord.events import Event, HoldLost, RoundCompleted, SessionDied, Subscription, WaitEnded, subscribe
 from fscoord.integrations.pytest import Once
 from fscoord.preemption import Preemption, requeue
 from fscoord.recipes import (
@@ -615,3 +616,19 @@ def of_rendezvous(
     timeout: TimeoutError = late
     print(timeout)
     return [closed, late, connection, state, spare]
+
+
+def on_events() -> None:
+    def report(event: Event) -> None:
+        if isinstance(event, WaitEnded):
+            assert_type((event.kind, event.seconds, event.rank, event.pattern), tuple[str, float, int | None, str])
+        elif isinstance(event, SessionDied):
+            assert_type(event.rank, int | None)
+        elif isinstance(event, HoldLost):
+            assert_type(event.token, int)
+        else:
+            assert_type(event, RoundCompleted)
+
+    with subscribe(report) as subscription:
+        assert_type(subscription, Subscription)
+    subscribe(3)  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing_extensions import assert_type
 
 from fscoord import Store
-from fscoord.integrations import dask, filelock, jax, lightning, optuna, tooz, torch
+from fscoord.events import Subscription
+from fscoord.integrations import dask, filelock, jax, lightning, opentelemetry, optuna, tooz, torch
 
 
 def journal(store: Store, path: Path) -> None:
@@ -37,4 +38,5 @@ def locks(store: Store, path: Path) -> None:
     with filelock.FsReadWriteLock(path).read_lock():
         print(filelock.AsyncFsFileLock(path).token)
     print(filelock.AsyncFsReadWriteLock(path, timeout=5).lock_file)
+    assert_type(opentelemetry.instrument(min_seconds=0.1), Subscription)
     print(tooz.FscoordDriver(b"member", None, {}), tooz.FscoordLock)

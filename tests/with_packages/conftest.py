@@ -9,6 +9,7 @@ NEEDS = {
     "test_green_threads.py": "gevent",
     "test_jax.py": "jax",
     "test_lightning.py": "lightning",
+    "test_opentelemetry.py": "opentelemetry",
     "test_optuna.py": "optuna",
     "test_tooz.py": "tooz",
     "test_types.py": "mypy",
