@@ -129,6 +129,11 @@ class Mount(NamedTuple):
             return Objection("on GPFS flock may be known to one node only", 'pass lock="ofd" in every process')
         if self.kind in SMB_KINDS and self.option("nobrl") is not None:
             return Objection("nobrl keeps locks from the server (mount.cifs(8))", "mount it without nobrl")
+        if self.kind in SMB_KINDS and lock == "flock":
+            return Objection(
+                "on SMB a flock lock also keeps other processes from reading the file (flock(2))",
+                'pass lock="ofd" in every process',
+            )
         if self.kind == "fuse.sshfs":
             return Objection("sshfs locks do not exclude other hosts", "use another shared directory")
         return None
@@ -136,9 +141,16 @@ class Mount(NamedTuple):
     def _objection_to_reads(self, coherence: str | None) -> Objection | None:
         """Return why reads in the mode `coherence` (None: the default) can't return current data; None if they can.
 
-        A mode that the user has chosen is not checked, except on GlusterFS and ceph-fuse. On each of these two file
-        systems, only one mode can return current data.
+        A mode that the user has chosen is not checked, except on GlusterFS, ceph-fuse and SMB. On each of these file
+        systems, at most one mode can return current data.
         """
+        if self.kind in SMB_KINDS and coherence != LOCAL:
+            return Objection(
+                "on SMB a process may append at an old end of the file, and so overwrite records of another host, under"
+                " the lock too",
+                'use another shared directory, or, if only one host uses the log, pass coherence="local" in every'
+                " process",
+            )
         if self.kind == "fuse.sshfs" and coherence is None:
             return Objection(
                 "sshfs shows old data",

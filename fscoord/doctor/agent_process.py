@@ -162,9 +162,15 @@ class Agent:
             self._watch.close()
             self._watch = None
 
-    def claim(self, stem: str, how: str, count: int) -> list[int]:
-        """Try to create the names ``STEM.0`` to ``STEM.COUNT-1``. Return the numbers that this agent created."""
-        won = []
+    def claim(self, stem: str, how: str, count: int, seconds: float) -> dict[str, Any]:
+        """Try to create the names ``STEM.0`` to ``STEM.COUNT-1``, until `seconds` are over.
+
+        Returns:
+            ``won``, the numbers of the names that this agent created; ``tried``, how many names it tried.
+        """
+        won: list[int] = []
+        tried = 0
+        deadline = system.time.monotonic() + seconds
         source = self.path(f".{stem}.{system.random_bytes(4).hex()}")
         system.close_quietly(new_file(source, self.mode))
         for number in range(count):
@@ -179,8 +185,11 @@ class Agent:
                 won.append(number)
             except FileExistsError:
                 pass
+            tried = number + 1
+            if system.time.monotonic() > deadline:
+                break
         safe_files.unlink_quietly(source)
-        return won
+        return {"won": won, "tried": tried}
 
     def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
         """Append records under the lock for `seconds`, as a store does: read to the end, then append the next number.

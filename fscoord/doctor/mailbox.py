@@ -8,7 +8,8 @@ A message is a file. An instance lists the directory to find new messages. Three
 - An instance opens a name only after a listing has shown the name. If it opened the name earlier, the NFS client could
   remember for up to 30 s that the name was missing (nfs(5), "lookupcache").
 - Before an instance lists the directory, it creates or removes a file there. The change makes the NFS client request
-  the listing from the server.
+  the listing from the server. CephFS needs no such change. There, two clients that change one directory in turn wait up
+  to five seconds for each change, because the metadata server first writes its journal.
 - A message is complete before its name appears, and each name is used once.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord._log.files import safe_files
+from fscoord._log.mount import CEPH_KINDS, find_mount
 from fscoord._runtime import system
 from fscoord.errors import InsecurePathError
 
@@ -69,6 +71,7 @@ class Mailbox:
         self.is_coordinator = False
         self._mode = OWN_MODE
         self._is_in = False
+        self._is_ceph = find_mount(directory).kind in CEPH_KINDS
         self._fd = -1
         self._fds = system.Descriptors()
         system.close_when_collected(self, self._fds)
@@ -199,6 +202,8 @@ class Mailbox:
             self._beats += 1
             system.close_quietly(new_file(self._path(f"beat.{self._beats}")))
             safe_files.unlink_quietly(self._path(f"beat.{self._beats - 1}"))
+            return
+        if self._is_ceph:  # a listing is always current, and a change may take seconds
             return
         system.close_quietly(new_file(self._path(f".touch.{self.name}")))
         safe_files.unlink_quietly(self._path(f".touch.{self.name}"))

@@ -33,8 +33,8 @@ def work(directory: str, name: str, number: int) -> tuple[list[int], int]:
     agent = Agent()
     agent.settle(directory)
     agent.append("f", "ofd", number, name)
-    agent.claim("c", "mkdir", 1)
-    agent.claim("d", "open", 1)
+    agent.claim("c", "mkdir", 1, 60)
+    agent.claim("d", "open", 1, 60)
     agent.speed("store", {}, 0.01)
     seen = agent.look("f", "ofd", "locked"), agent.tally("f", "flock")["sound"]
     agent.close()

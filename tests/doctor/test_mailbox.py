@@ -6,6 +6,7 @@ import os
 import stat
 
 import pytest
+from support.internals import Mount
 
 from fscoord import InsecurePathError
 from fscoord.doctor import mailbox
@@ -42,6 +43,19 @@ def test_presiding_instance_alone_renews_its_sign_of_life(directory, monkeypatch
     assert "beat.1" in one.listing()
     monkeypatch.setattr(mailbox, "BEAT_S", 0.0)
     assert [name for name in one.listing() if name.startswith("beat")] == ["beat.2"]
+    one.leave()
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("nfs4", 1), ("fuse.ceph-fuse", 0), ("ceph", 0)])
+def test_listing_changes_the_directory_first_but_not_on_ceph(kind, changes, directory, monkeypatch):
+    monkeypatch.setattr(mailbox, "find_mount", lambda _: Mount(kind, "/", ()))
+    one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
+    one.enter({})
+    other.enter({})
+    made = []
+    monkeypatch.setattr(mailbox, "new_file", lambda path, *_: made.append(path) or os.open(path, os.O_CREAT))
+    assert "here.one" in other.listing()
+    assert len(made) == changes
     one.leave()
 
 

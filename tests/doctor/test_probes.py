@@ -7,12 +7,14 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from doctor import lying_agents
+from support.faulty import faulty_os
 from support.shared_os import shared_os
 
 from fscoord.doctor import agent_process, probe_file, probes
@@ -183,11 +185,42 @@ def test_marker_file_on_nfs_makes_an_agent_bypass_the_cache_as_a_store_does(tmp_
         file.close()
 
 
+def test_append_asks_for_the_size_of_the_file_before_it_as_a_store_does(tmp_path):
+    """The kernel of a ceph-fuse mount appends at the size that it knows, and a lock does not renew it."""
+    file = probe_file.ProbeFile(str(tmp_path / "f"))
+    calls = []
+    with faulty_os() as faulty, faulty.instead(lambda name, _, given: calls.append(name)):
+        file.append("ofd", probe_file.encode(1, "a"))
+    file.close()
+    assert calls == ["fstat", "write"]
+
+
 def test_name_that_both_made_is_bad(pair, monkeypatch):
-    monkeypatch.setattr(agent_process.Agent, "claim", lambda *_, count, **__: list(range(count)))
+    monkeypatch.setattr(agent_process.Agent, "claim", lambda *_, count, **__: {"won": [*range(count)], "tried": count})
     check = probes.claims(pair())
     assert check.outcome == BAD
     assert "made by both (link)" in check.says
+
+
+def test_agent_whose_time_is_over_tries_no_further_name(tmp_path):
+    agent = agent_process.Agent()
+    agent.settle(str(tmp_path))
+    assert agent.claim("c", "mkdir", 5, seconds=-1.0) == {"won": [0], "tried": 1}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "outcome"),
+    [
+        (([0, 2], 3), ([1, 3, 4], 5), OK),  # the first had no time for the names 3 and 4
+        (([0], 3), ([1], 20), BAD),  # nobody made name 2, which both have tried
+        (([0], 2), ([1], 20), UNKNOWN),
+        (([0], 1), ([0], 1), BAD),
+    ],
+)
+def test_names_are_compared_as_far_as_both_have_tried_them(one, other, outcome):
+    ends = [{"won": won, "tried": tried} for won, tried in (one, other)]
+    agents = [SimpleNamespace(begin=lambda *_, **__: None, finish=partial(dict, end)) for end in ends]
+    assert probes.claims(probes.Pair(*agents, "hosts", 1.0)).outcome == outcome
 
 
 def test_sums_that_a_store_gave_twice_are_bad(pair, monkeypatch):

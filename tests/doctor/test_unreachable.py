@@ -136,8 +136,8 @@ class Server:
     def answer(self, who: Any, **_: Any) -> dict[str, Any]:
         return {"waits": [0.002], "garbled": 0, "done": True, "possible": True}
 
-    def claim(self, who: Any, stem: str, how: str, count: int) -> list[int]:
-        return list(range(count)) if self.lock(who, stem, how) else []
+    def claim(self, who: Any, stem: str, how: str, count: int, **_: Any) -> dict[str, Any]:
+        return {"won": list(range(count)) if self.lock(who, stem, how) else [], "tried": count}
 
     def watch(self, who: Any, **_: Any) -> bool:
         return True

@@ -112,8 +112,9 @@ def test_coherence_follows_from_the_kind_of_file_system(kind: str, coherence: st
         (on("lustre", "noflock"), {"ofd", "flock"}),
         (on("lustre"), {"ofd", "flock"}),
         (on("gpfs"), {"flock"}),
-        (on("cifs", "nobrl"), {"ofd", "flock"}),
-        (on("cifs"), set()),
+        (on("cifs", "nobrl"), {"ofd", "flock", "soft"}),
+        (on("cifs", "vers=3.1.1", "cache=strict", "actimeo=1"), {"ofd", "flock", "soft"}),
+        (on("smb3", "vers=3.1.1", "cache=none", "actimeo=0"), {"ofd", "flock", "soft"}),
         (on("fuse.sshfs"), {"ofd", "flock", "soft"}),
         (on("fuse.glusterfs"), {"ofd", "flock", "soft"}),
         (on("fuse.ceph-fuse"), {"ofd", "flock", "soft"}),
@@ -166,14 +167,14 @@ def test_way_to_read_answers_no_objection_to_the_locks(mount: Mount, coherence: 
     assert "coherence" not in found.remedy
 
 
-@pytest.mark.parametrize("mount", UNLOCKED)
+@pytest.mark.parametrize("mount", [mount for mount in UNLOCKED if mount.kind != "cifs"])
 @pytest.mark.parametrize("coherence", COHERENCES)
 def test_trust_in_the_locks_answers_the_objection_to_them(mount: Mount, coherence: str) -> None:
     assert mount.objection("ofd", coherence, trusts_locks=True) is None
 
 
 def test_trust_in_the_locks_answers_no_objection_to_the_reads() -> None:
-    """Only a way to read answers that; on GlusterFS and ceph-fuse only one."""
+    """Only a way to read answers that; on GlusterFS, ceph-fuse and SMB only one."""
     assert on("fuse.sshfs").objection("ofd", trusts_locks=True) == on("fuse.sshfs").objection("soft")
     assert on("fuse.sshfs").objection("soft", "local") is None
     for trusts in (False, True):
@@ -185,6 +186,11 @@ def test_trust_in_the_locks_answers_no_objection_to_the_reads() -> None:
             each for each in (None, *COHERENCES) if on("fuse.ceph-fuse").objection("ofd", each, trusts_locks=trusts)
         ]
         assert refused == [None, "local", "locked"]
+        for kind in ("cifs", "smb3"):
+            refused = [each for each in (None, *COHERENCES) if on(kind).objection("ofd", each, trusts_locks=trusts)]
+            assert refused == [None, "direct", "locked"]
+    assert on("cifs", "nobrl").objection("ofd", "local") != on("cifs").objection("ofd")
+    assert on("cifs", "nobrl").objection("ofd", "local", trusts_locks=True) is None
 
 
 def test_setting_that_cannot_be_checked_is_named_in_a_caution() -> None:
