@@ -61,11 +61,16 @@ class LogWriter:
         # Otherwise the record would be applied twice. The flag covers all these lines: after an interruption between
         # any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
-        # The position after the write shows whether the record directly follows all records that were read.
+        # The record must directly follow all records that were read. The end of the file shows this where only this host
+        # writes. On other mounts the size may come from a cache, so there the position of the write shows it.
         end = handle.offset + size
-        if system.os.lseek(handle.lock.fd, 0, 1) != end:
+        if handle.is_shared:
+            landed = system.os.lseek(handle.lock.fd, 0, 1)
+            system.os.lseek(handle.reader_fd, size, 1)
+        else:
+            landed = system.os.lseek(handle.reader_fd, 0, 2)
+        if landed != end:
             handle.check_landing()
-        system.os.lseek(handle.reader_fd, size, 1)
         if size <= handle.spill_at and kind in DATA_KINDS:
             handle.machine.apply(((kind, key, value, session, time_ns),))
         else:
