@@ -205,7 +205,7 @@ class Log:
         """
         if not system.fork_marker[0]:
             system.recover_from_fork()
-        handle = self.handle
+        handle, read = self.handle, self._read
         shared = handle.shared
         mutex = shared.mutex
         with mutex:
@@ -220,7 +220,7 @@ class Log:
                 # stays set, and the next operation seeks again. Without the flag it would skip the bytes that were
                 # read.
                 handle.recovery = POSITION
-                while self._read():
+                while read():
                     self.follower.follow()
                 handle.recovery = 0
                 return None if answer is None else answer()
