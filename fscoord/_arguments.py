@@ -164,8 +164,7 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
     if current is None:
         total = amount
     else:
-        digits = current[1:] if current[:1] == b"-" else current
-        if not digits.isdigit() or len(current) > 20:
+        if not (current.isdigit() or (current[:1] == b"-" and current[1:].isdigit())) or len(current) > 20:
             shown = bytes(current[:40])
             raise NotACounterError(f"key {key_text(key)!r} holds {shown!r}, which is not an integer; it is unchanged")
         total = int(current) + amount
