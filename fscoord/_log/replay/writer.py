@@ -61,8 +61,9 @@ class LogWriter:
         # Otherwise the record would be applied twice. The flag covers all these lines: after an interruption between
         # any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
-        # The record must directly follow all records that were read. The end of the file shows this where only this host
-        # writes. On other mounts the size may come from a cache, so there the position of the write shows it.
+        # Check that the record directly follows all records that were read. If only this host mounts the file system, the
+        # file must end with the record. On a shared mount the size may come from a cache, so there the position of the
+        # write is compared.
         end = handle.offset + size
         if handle.is_shared:
             landed = system.os.lseek(handle.lock.fd, 0, 1)
