@@ -737,7 +737,7 @@ class Log:
                 run.
         """
         handle, table = self.handle, self.table
-        self.inspect(handle.check_descriptors)
+        self.inspect(self.cursor.check_descriptors)
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
             handle.recovery = POSITION
@@ -882,7 +882,7 @@ class Log:
             self.refuse_reentry()
             if not handle.recovery & CLOSED:
                 with suppress(StoreError):
-                    handle.check_descriptors()
+                    self.cursor.check_descriptors()
             handle.finish(StoreClosedError, "is closed; open the store again")
             handle.lock.close()
             self.liveness.unlock()
