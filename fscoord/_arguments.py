@@ -9,7 +9,7 @@ from functools import lru_cache
 from operator import index
 from typing import NoReturn
 
-from fscoord.errors import LimitExceededError, StoreTimeoutError
+from fscoord.errors import BarrierError, LimitExceededError, StoreTimeoutError
 
 
 class MalformedText(Exception):
@@ -164,8 +164,7 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
     if current is None:
         total = amount
     else:
-        digits = current[1:] if current[:1] == b"-" else current
-        if not digits.isdigit() or len(current) > 20:
+        if not (current.isdigit() or (current[:1] == b"-" and current[1:].isdigit())) or len(current) > 20:
             shown = bytes(current[:40])
             raise NotACounterError(f"key {key_text(key)!r} holds {shown!r}, which is not an integer; it is unchanged")
         total = int(current) + amount
@@ -261,6 +260,17 @@ def check_positive(name: str, value: object) -> int:
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {number}")
     return number
+
+
+def check_rank(rank: int, world_size: int) -> tuple[int, int]:
+    """Return `rank` and `world_size` as `int`. Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
+    if rank.__class__ is int and world_size.__class__ is int and 0 <= rank < world_size <= INT64_MAX:
+        return rank, world_size  # the usual case, without a call
+    world_size = check_positive("world_size", world_size)
+    rank = check_int64("rank", rank)
+    if not 0 <= rank < world_size:
+        raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
+    return rank, world_size
 
 
 def to_seconds(timeout: object) -> float:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Final, TypeVar
 
-from fscoord._arguments import Key, Timeout, key_bytes, key_text, to_seconds
+from fscoord._arguments import Key, Timeout, check_rank, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.signals import forward_signals, parse_signals
-from fscoord.collectives.arrivals import check_rank, describe_missing
+from fscoord.collectives.arrivals import describe_missing
 from fscoord.errors import BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Store, how_to_run_again, needed_store
 

@@ -532,8 +532,10 @@ class Store(ABC):
             if method is not None and not _accepts(method, added):
                 setattr(cls, name, _accepting(method, added))
 
-    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> object:  # noqa: ARG002 - see there
+    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float | None) -> object:  # noqa: ARG002 - see there
         """Arrive at the barrier `prefix` in this thread, if this store has a fast path for `fscoord.barrier`.
+
+        `timeout` is in seconds; None: the timeout of this store.
 
         Returns:
             True if the rank has passed the barrier. None if the fast path can't be used. Otherwise the unfinished

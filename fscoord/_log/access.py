@@ -135,7 +135,7 @@ class LocalAccess(FileAppender, Access):
     def read(self, locked: bool = False) -> bool:
         handle = self._handle
         if system.time.monotonic() - handle.path_checked_at > PATH_CHECK_S:
-            handle.check_descriptors()
+            self._cursor.check_descriptors()
             is_at_seal = self._cursor.advance(system.os.read(handle.reader_fd, CHUNK), locked=locked)
             if not is_at_seal:
                 self._check_path()

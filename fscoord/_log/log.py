@@ -205,7 +205,7 @@ class Log:
         """
         if not system.fork_marker[0]:
             system.recover_from_fork()
-        handle = self.handle
+        handle, read = self.handle, self._read
         shared = handle.shared
         mutex = shared.mutex
         with mutex:
@@ -220,7 +220,7 @@ class Log:
                 # stays set, and the next operation seeks again. Without the flag it would skip the bytes that were
                 # read.
                 handle.recovery = POSITION
-                while self._read():
+                while read():
                     self.follower.follow()
                 handle.recovery = 0
                 return None if answer is None else answer()
@@ -737,7 +737,7 @@ class Log:
                 run.
         """
         handle, table = self.handle, self.table
-        self.inspect(handle.check_descriptors)
+        self.inspect(self.cursor.check_descriptors)
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
             handle.recovery = POSITION
@@ -882,7 +882,7 @@ class Log:
             self.refuse_reentry()
             if not handle.recovery & CLOSED:
                 with suppress(StoreError):
-                    handle.check_descriptors()
+                    self.cursor.check_descriptors()
             handle.finish(StoreClosedError, "is closed; open the store again")
             handle.lock.close()
             self.liveness.unlock()

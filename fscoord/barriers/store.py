@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord._arguments import Key, MalformedText, Timeout, key_bytes, key_text, parse_uint63, to_seconds
+from fscoord._arguments import Key, MalformedText, Timeout, check_rank, key_bytes, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.collectives import barrier
-from fscoord.collectives.arrivals import Decoder, check_rank
+from fscoord.collectives.arrivals import Decoder
 from fscoord.environment import rank_and_world_size
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Store

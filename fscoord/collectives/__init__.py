@@ -32,10 +32,10 @@ from __future__ import annotations
 
 from typing import overload
 
-from fscoord._arguments import Key, Timeout, Value, key_bytes, key_given, timeout_given, to_seconds
+from fscoord._arguments import Key, Timeout, Value, check_rank, key_bytes, key_given, timeout_given, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord.collectives import c10d, steps
-from fscoord.collectives.arrivals import Decoder, check_rank
+from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.c10d import BarrierStore, ExchangeStore
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.collectives.tree import TreeCall
@@ -147,7 +147,7 @@ def barrier(
     start, begun = system.time.monotonic(), None
     if rank is not None and not fail_fast and tracing.recorder is None and trace_timeout.__class__ is float:
         prefix, (rank, world_size) = key_bytes(key_prefix), check_rank(rank, world_size)
-        limit = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout)
+        limit = None if barrier_timeout is None else to_seconds(barrier_timeout)
         store.announce_rank(rank)
         begun = store._meet(prefix, rank, world_size, limit)
         if begun is True:

@@ -12,11 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from fscoord._arguments import (
-    INT64_MAX,
     KEY_MAX,
     MalformedText,
-    check_int64,
-    check_positive,
     key_bytes,
     key_text,
 )
@@ -191,17 +188,6 @@ class Attempt(NamedTuple):
             return str(self.decoder(rank))
         except Exception as error:  # noqa: BLE001 - the time-out matters more
             return f"{rank} (rank_tracing_decoder raised {error!r})"
-
-
-def check_rank(rank: int, world_size: int) -> tuple[int, int]:
-    """Return `rank` and `world_size` as `int`. Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
-    if rank.__class__ is int and world_size.__class__ is int and 0 <= rank < world_size <= INT64_MAX:
-        return rank, world_size  # the usual case, without a call
-    world_size = check_positive("world_size", world_size)
-    rank = check_int64("rank", rank)
-    if not 0 <= rank < world_size:
-        raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
-    return rank, world_size
 
 
 class Arrivals:

@@ -18,10 +18,20 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Final, Protocol, cast, overload
 
-from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds
+from fscoord._arguments import (
+    DEFAULT_TIMEOUT,
+    Key,
+    Timeout,
+    Value,
+    check_positive,
+    check_rank,
+    key_bytes,
+    key_text,
+    to_seconds,
+)
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
+from fscoord.collectives.arrivals import MISSING_MAX, Decoder
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import FscoordError, StoreTimeoutError, joined
 from fscoord.store import needed_store

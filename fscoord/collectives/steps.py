@@ -9,21 +9,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TypeVar
 
-from fscoord._arguments import (
-    Key,
-    Timeout,
-    Value,
-    key_bytes,
-    key_names,
-    key_text,
-    to_seconds,
-    value_bytes,
-)
+from fscoord._arguments import Key, Timeout, Value, check_rank, key_bytes, key_names, key_text, to_seconds, value_bytes
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import EXCHANGE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps, new_tuple
-from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
+from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
 from fscoord.store import NUM_MEMBERS, Store, barrier_steps, begin_span, how_to_run_again
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
+from fscoord._arguments import Key, Timeout, check_positive, check_rank, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, VALUES, WaitRequest, WaitSteps
 from fscoord.collectives import steps
-from fscoord.collectives.arrivals import MISSING_MAX, Arrivals, Attempt, check_rank, describe_missing
+from fscoord.collectives.arrivals import MISSING_MAX, Arrivals, Attempt, describe_missing
 from fscoord.errors import BarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Store, needed_store
 

@@ -19,13 +19,13 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from fscoord import environment
-from fscoord._arguments import MalformedText, Timeout, key_bytes, key_text, parse_uint63, to_seconds
+from fscoord._arguments import MalformedText, Timeout, check_rank, key_bytes, key_text, parse_uint63, to_seconds
 from fscoord._runtime import network, system
 from fscoord._runtime.logging import logger
 from fscoord._waiting.awaited import RENDEZVOUS, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest
-from fscoord.collectives.arrivals import Attempt, check_rank, location_of
+from fscoord.collectives.arrivals import Attempt, location_of
 from fscoord.errors import RendezvousError, RendezvousStateError, StoreTimeoutError
 from fscoord.rendezvous.base import RendezvousInfo, RendezvousStoreInfo
 from fscoord.store import Store, wait_on

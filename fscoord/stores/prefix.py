@@ -112,7 +112,7 @@ class PrefixStore(StoreView):
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._open()._write_within(limit, self._full(key), value, appends=appends)
 
-    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> object:
+    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float | None) -> object:
         return self._open()._meet(self._prefix + prefix, rank, world_size, timeout)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:

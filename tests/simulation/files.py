@@ -501,7 +501,7 @@ class Os(ModuleType):
 
     def lseek(self, fd: int, offset: int, whence: int) -> int:
         opened = self._files.find(fd)
-        opened.place = offset + (opened.place if whence == 1 else 0)
+        opened.place = offset + (0, opened.place, len(opened.inode.data))[whence]
         return opened.place
 
     def read(self, fd: int, size: int) -> bytes:

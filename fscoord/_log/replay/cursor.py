@@ -265,3 +265,47 @@ class Cursor:
         old, handle.reader_fd = handle.reader_fd, fd
         handle.close_fd(old)
         handle.offset, handle.chain, handle.pending, handle.is_torn = offset, chain, b"", False
+
+    # -- the descriptors -------------------------------------------------------------------------------------------
+
+    def check_descriptors(self) -> None:
+        """End the handle if other code in this process has closed a descriptor of the log, for example by closerange.
+
+        The descriptor's number may belong to another file by now. So the handle neither uses nor closes this number any
+        more.
+
+        Raises:
+            StoreGoneError: a descriptor is closed, or refers to another file.
+        """
+        handle = self._handle
+        for fd in (handle.reader_fd, handle.lock.fd):
+            try:
+                found = system.os.fstat(fd)
+            except OSError as error:
+                raise_if_foreign(error)
+                if error.errno == system.errno.EBADF:
+                    break
+            else:
+                if (found.st_dev, found.st_ino) != handle.file_identity:
+                    break
+        else:
+            return
+        if min(handle.reader_fd, handle.lock.fd) < 0:  # -1: a signal handler has forked, and this is the child
+            return
+        system.forget_descriptors()  # the other descriptors of the package may be closed as well
+        handle.lock.unlock()
+        handle.lock.after_fork(handle.mutex)
+        handle.reader_fd = handle.root_fd = -1
+        raise handle.gone("was closed by other code of this process, which has closed descriptors that it did not open")
+
+    def check_landing(self) -> None:
+        """Raise the error for an append that did not begin at the end of the records that were read. End the handle.
+
+        Under pyfakefs, return: a fake file does not report the position of an append.
+
+        Raises:
+            StoreGoneError: the log was truncated, another program writes to it, or a descriptor was closed.
+        """
+        if not system.is_fake_fs():
+            self.check_descriptors()
+            raise self._handle.gone("was truncated by another program, or another program writes to it")

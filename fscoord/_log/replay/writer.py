@@ -61,11 +61,17 @@ class LogWriter:
         # Otherwise the record would be applied twice. The flag covers all these lines: after an interruption between
         # any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
-        # The position after the write shows whether the record directly follows all records that were read.
+        # Check that the record directly follows all records that were read. If only this host mounts the file system,
+        # the file must end with the record. On a shared mount the size may come from a cache, so there the position of
+        # the write is compared.
         end = handle.offset + size
-        if system.os.lseek(handle.lock.fd, 0, 1) != end:
-            handle.check_landing()
-        system.os.lseek(handle.reader_fd, size, 1)
+        if handle.is_shared:
+            landed = system.os.lseek(handle.lock.fd, 0, 1)
+            system.os.lseek(handle.reader_fd, size, 1)
+        else:
+            landed = system.os.lseek(handle.reader_fd, 0, 2)
+        if landed != end:
+            self._cursor.check_landing()
         if size <= handle.spill_at and kind in DATA_KINDS:
             handle.machine.apply(((kind, key, value, session, time_ns),))
         else:

@@ -242,7 +242,7 @@ class NetworkAccess:
         # fstat(2) may be a request to the server, so the position is compared first.
         handle = self._handle
         if system.os.lseek(handle.reader_fd, 0, 1) != handle.offset + len(handle.pending):
-            handle.check_descriptors()
+            self._cursor.check_descriptors()
 
     def _bypass_cache(self) -> None:
         """Continue on a new descriptor, and drop the pages that this host has cached, unless reads are direct."""

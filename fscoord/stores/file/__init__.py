@@ -214,7 +214,8 @@ class FileStore(Sessions):
 
     def add(self, key: Key, amount: int) -> int:
         digits = b"%d" % check_int64("amount", amount)
-        return int(self._write(new_tuple(Operation, (record.ADD, key_bytes(key), digits, b"", PLAIN, b"", 0))))
+        total: int = self._write(new_tuple(Operation, (record.ADD, key_bytes(key), digits, b"", PLAIN, b"", 0)))
+        return total
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
         found: bytes = self._write(

@@ -178,9 +178,11 @@ class Sessions(Store):
     ) -> Any:
         """Perform `operation`, and return its result; see `FileStore`."""
 
-    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> object:
+    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float | None) -> object:
         if self._slots is None:
             return None
+        if timeout is None:
+            timeout = self._timeout
         met = self._slots.meet(prefix, rank, world_size, timeout)
         if isinstance(met, bool):
             return met or None

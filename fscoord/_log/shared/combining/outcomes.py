@@ -90,7 +90,7 @@ class SharedLogWriter(LogWriter):
             raise
         handle.recovery = APPLYING  # as in `LogWriter.append`
         if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + len(data):  # likewise
-            handle.check_landing()
+            self._cursor.check_landing()
         system.os.lseek(handle.reader_fd, len(data), 1)
         self._cursor.apply(records, data)
         handle.offset += len(data)
