@@ -404,6 +404,17 @@ def test_claims_on_the_page_on_the_tests_each_have_a_command_that_is_there() -> 
         assert set(named) <= environments
 
 
+def test_tests_that_need_torch_are_where_its_environment_looks_for_them() -> None:
+    places = re.findall(r"^every = (tests/.+)$", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+    needs = re.compile(
+        r"^(?:@pytest\.|pytestmark = .*)mark\.torch\b|^from support\.places import .*\bKINDS\b", re.MULTILINE
+    )
+    found = [path for path in walk("tests") if needs.search(path.read_text(encoding="utf-8"))]
+    assert len(found) > 10
+    inside = [REPOSITORY / place for place in places[0].split()]
+    assert [path for path in found if not any(path.is_relative_to(place) for place in inside)] == []
+
+
 def walk(folder: str) -> Iterator[Path]:
     """Every Python file below this folder of the repository."""
     return (REPOSITORY / folder).rglob("*.py")
