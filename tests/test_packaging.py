@@ -111,7 +111,7 @@ def test_hooks_use_the_linter_of_the_checks() -> None:
 def test_workflow_runs_the_stages_that_the_check_has() -> None:
     check = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
     stages = set(" ".join(re.findall(r"^STAGES=\((.+)\)$", check, re.MULTILINE)).split())
-    assert set(re.findall(r"^    (\w+)\) stage ", check, re.MULTILINE)) == stages
+    assert set(re.findall(r"^    ([\w.]+)\) stage ", check, re.MULTILINE)) == stages
     workflow = (REPOSITORY / ".github/workflows/check.yml").read_text(encoding="utf-8")
     run = set(re.findall(r"stage: \[(.+)\]", workflow)[0].split(", "))
     assert run == stages - {"nfs"}

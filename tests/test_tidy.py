@@ -397,7 +397,7 @@ def test_claims_on_the_page_on_the_tests_each_have_a_command_that_is_there() -> 
     table = re.findall(r"^\| (.+) \|$", page.partition("## What is shown")[2].partition("\n\n**")[0], re.MULTILINE)
     claims = [row.split(" | ") for row in table if not row.startswith(("claim |", "---"))]
     environments = set(
-        re.findall(r"^\[testenv:(\w+)\]", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+        re.findall(r"^\[testenv:(\w+)(?:\{.+\})?\]", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
     )
     environments |= {"py", "py310", "py311", "py312", "py313"}
     assert len(claims) > 30
@@ -407,6 +407,17 @@ def test_claims_on_the_page_on_the_tests_each_have_a_command_that_is_there() -> 
         assert paths or named, f"{claim} has no command"
         assert [path for path in paths if not (REPOSITORY / path).exists()] == []
         assert set(named) <= environments
+
+
+def test_tests_that_need_torch_are_where_its_environment_looks_for_them() -> None:
+    places = re.findall(r"^every = (tests/.+)$", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+    needs = re.compile(
+        r"^(?:@pytest\.|pytestmark = .*)mark\.torch\b|^from support\.places import .*\bKINDS\b", re.MULTILINE
+    )
+    found = [path for path in walk("tests") if needs.search(path.read_text(encoding="utf-8"))]
+    assert len(found) > 10
+    inside = [REPOSITORY / place for place in places[0].split()]
+    assert [path for path in found if not any(path.is_relative_to(place) for place in inside)] == []
 
 
 def walk(folder: str) -> Iterator[Path]:

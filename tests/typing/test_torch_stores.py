@@ -46,21 +46,29 @@ def test_stores_of_torch_fit_where_docs_say_so(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("program", ["torch_stores.py", "torch_adapter.py"])
 def test_stores_of_the_real_torch_fit_too(program: str, tmp_path: Path) -> None:
+    if not any("def multi_get" in method for method in methods_of_torch()["Store"]):
+        pytest.skip("the types of this torch have no Store.multi_get, which get_all and synchronize call")
     assert complaints(program, tmp_path) == ""
 
 
 @pytest.mark.torch
 def test_stubs_here_are_those_of_torch() -> None:
+    ours, theirs = methods(STUBS / "torch" / "distributed.pyi"), methods_of_torch()
+    if not any("def list_keys" in method for method in theirs["Store"]):
+        pytest.skip("the types of this torch are older than the stubs: they have no Store.list_keys")
+    assert len(ours) == 5
+    for name, signatures in ours.items():
+        assert signatures - theirs[name] == set(), name  # a newer torch may have more
+
+
+def methods_of_torch() -> dict[str, set[str]]:
     spec = find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
-    theirs = classes(Path(spec.origin).parent / "_C" / "_distributed_c10d.pyi")
-    ours = classes(STUBS / "torch" / "distributed.pyi")
-    assert len(ours) == 5
-    assert {name: theirs.get(name) for name in ours} == ours
+    return methods(Path(spec.origin).parent / "_C" / "_distributed_c10d.pyi")
 
 
-def classes(stubs: Path) -> dict[str, str]:
-    """Return the source of each class in `stubs`, without comments and with one layout."""
+def methods(stubs: Path) -> dict[str, set[str]]:
+    """Return the source of each method of each class in `stubs`, without comments and with one layout."""
     nodes = ast.parse(stubs.read_text(encoding="utf-8")).body
-    return {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.ClassDef)}
+    return {node.name: set(map(ast.unparse, node.body)) for node in nodes if isinstance(node, ast.ClassDef)}

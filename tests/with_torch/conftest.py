@@ -1,4 +1,4 @@
-"""Tests against the real torch, which brings gigabytes: `tox -e torch` has it, the other environments do not."""
+"""Tests against the real torch, which is large: `tox -e torch` has it, the other environments do not."""
 
 from importlib.util import find_spec
 

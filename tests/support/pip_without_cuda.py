@@ -1,9 +1,10 @@
-"""Replaces CUDA's libraries for the torch that is installed. It needs gcc and binutils.
+"""Installs what its arguments name, as `pip install` does, but torch without CUDA. It needs gcc and binutils.
 
-torch's wheels for Linux on the package index can't be imported without CUDA's libraries, although nothing of them is
-called on a host without a GPU. This program compiles, for each such library, one that has the symbols that torch's
-libraries need. Each function returns 100, CUDA's error for "no device". They are put beside torch's own libraries,
-where the loader looks for them.
+torch's wheels for Linux on the package index require CUDA's libraries, which are gigabytes. They can't be imported
+without them, although nothing of them is called on a host without a GPU. This program installs torch without what it
+requires. It then compiles, for each library of CUDA, one that has the symbols that torch's libraries need. Each
+function returns 100, CUDA's error for "no device". The libraries are put beside torch's own, where the loader looks for
+them. Last, it removes CUDA's packages from the metadata of torch, so that pip installs the others only.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 
+TORCH = re.compile(r"torch *([<>=!~;]|$)")
+REQUIRES_CUDA = re.compile(r"^Requires-Dist: (cuda|nvidia|triton).*\n", re.MULTILINE)
 VENDORS = re.compile(r"lib(cu|nv|nccl)")
 PLAIN = "libnccl.so.2"  # torch needs it in each wheel for CUDA; it gets the symbols that have no version
 
@@ -48,11 +52,7 @@ def compile_library(directory: Path, soname: str, versions: dict[str, set[str]])
                directory / soname, source)  # fmt: skip
 
 
-def main() -> None:
-    spec = find_spec("torch")
-    assert spec is not None, "torch is not installed"
-    assert spec.origin is not None
-    directory = Path(spec.origin).parent / "lib"
+def replace_libraries(directory: Path) -> None:
     libraries = sorted(directory.glob("*.so*"))
     stubs: dict[str, dict[str, set[str]]] = {}
     files: dict[str, str] = {}  # by the name of a version, the library that has it
@@ -84,5 +84,17 @@ def main() -> None:
     print(f"{directory}: {', '.join(sorted(stubs)) or 'nothing to replace'}")
 
 
+def main(arguments: list[str]) -> int:
+    install = [sys.executable, "-I", "-m", "pip", "install"]
+    for requirement in arguments:
+        if TORCH.match(requirement):
+            subprocess.run([*install, "--no-deps", requirement], check=True)
+            torch = distribution("torch")
+            replace_libraries(Path(str(torch.locate_file("torch/lib"))))
+            metadata = next(Path(str(each.locate())) for each in torch.files or () if each.name == "METADATA")
+            metadata.write_text(REQUIRES_CUDA.sub("", metadata.read_text(encoding="utf-8")), encoding="utf-8")
+    return subprocess.run([*install, *arguments], check=False).returncode
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
