@@ -52,9 +52,6 @@ from fscoord.errors import FscoordError
 
 T = TypeVar("T")
 
-_OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
-"""The endings of the error messages of lists and deques when an item is missing."""
-
 _OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
 """The message of the `ValueError` that a method of a closed epoll raises."""
 
@@ -121,9 +118,11 @@ def raise_unless_absent(error: BaseException) -> None:
     """Raise `error` again unless a list or a deque raised it for a missing item (rule 4 in `interrupts`).
 
     An ``except`` clause that expects an `IndexError` from ``pop``, or a `ValueError` from ``remove``, must call this
-    function first.
+    function first. The function does not compare messages, because they differ between versions of Python. It
+    recognises an exception of a handler by the traceback, which has the handler's function. An exception that one
+    thread raises in another by ``PyThreadState_SetAsyncExc`` has no arguments.
     """
-    if not str(error).endswith(_OF_A_LIST):
+    if not error.args or not _passed_only(error.__traceback__, __name__):
         raise error
 
 
