@@ -13,8 +13,9 @@ a C function, and at a jump backwards.
    descriptor exists, or after its owner has recorded it. With two statements, an interruption between them would lose
    the descriptor and every lock that belongs to it. Closing is also one chain: the number is first removed from the
    record and then closed, because another thread may get the same number as soon as the descriptor is closed.
-2. **A mutex is a bare lock in a ``with``.** No handler can run between the moment when the interpreter acquires the
-   lock and the moment when it enters the block. `threading.Condition` and `threading.Event` are written in Python: an
+2. **A mutex is made by `system.mutex` or `system.recursive_mutex`, and held in a ``with``.** No handler can run between
+   the moment when the interpreter acquires the mutex and the moment when it enters the block. A bare lock has this
+   property up to Python 3.13 only (`mutexes`). `threading.Condition` and `threading.Event` are written in Python: an
    interruption inside them can leave their lock locked for ever.
 3. **A ``finally`` that unlocks begins with a C function**, such as a bound method of a lock or a `partial` of
    an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
