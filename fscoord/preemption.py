@@ -67,7 +67,7 @@ class Preemption:
         self._counts = [self._name + b"/count/%d" % each for each in range(world_size)]
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._signals = parse_signals(",".join(signals))
-        self._mutex = system.threading.Lock()
+        self._mutex = system.mutex()
         self._leaving = system.AutoResetEvent()
         self._undo = ExitStack()
         self._has_request = False

@@ -85,6 +85,17 @@ BY_NAME_ALLOWED = {
     "launch.warden": ({"open"}, "opens /dev/null"),
 }
 
+# Modules that make locks of `threading` themselves, and why.
+BARE_LOCKS = {
+    "_runtime.forks": "is below `system`, and makes a mutex by `atomic`",
+    "_runtime.system": "makes the mutexes, and an event of a lock",
+    "_runtime.tracing": "a lock for which no thread waits",
+    "_log.locking.kernel_wait": "a lock that another thread releases",
+    "_log.shared.node_poller": "a lock that is acquired once",
+    "_log.wakeup.watcher": "a lock for which no thread waits",
+    "stores.tcp.connections": "a lock that is acquired with a timeout",
+}
+
 # Extras, and the only modules that may ask for them.
 EXTRAS = {
     "click": ["cli", "cli.*", "integrations.dask"],
@@ -197,6 +208,17 @@ def test_times_of_files_are_not_read(name: str) -> Iterator[str]:
     yield from sorted(
         {node.attr for node in ast.walk(tree(name)) if isinstance(node, ast.Attribute) and times.fullmatch(node.attr)}
     )
+
+
+@faults_of_modules
+def test_mutexes_are_made_by_system(name: str) -> Iterator[str]:
+    """A signal handler may run before the block of a ``with`` on a bare lock, and leave the lock locked."""
+    calls = [ast.unparse(node.func) for node in ast.walk(tree(name)) if isinstance(node, ast.Call)]
+    has_bare = any(re.fullmatch(r"(system\.)?threading\.R?Lock", call) for call in calls)
+    if has_bare and name not in BARE_LOCKS:
+        yield "makes a lock for a `with` itself: use system.mutex() or system.recursive_mutex()"
+    if name in BARE_LOCKS and not has_bare:
+        yield "makes no lock any more: remove it from the list"
 
 
 @faults_of_modules

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 from weakref import ref
 
+from fscoord._runtime.mutexes import atomic
+
 T = TypeVar("T")
 
 ORDER: Final = (
@@ -105,7 +107,7 @@ def reset_in_child(step: str, reset: Callable[[T], None]) -> WeakObjects[T]:
 
 def recover_from_fork() -> None:
     """Run all steps in a forked child, unless the child has run them already."""
-    with _guards.setdefault(os.getpid(), threading.RLock()):
+    with _guards.setdefault(os.getpid(), atomic(threading.RLock())):
         if fork_marker[0]:
             return
         _life[0] += 1

@@ -13,8 +13,9 @@ a C function, and at a jump backwards.
    descriptor exists, or after its owner has recorded it. With two statements, an interruption between them would lose
    the descriptor and every lock that belongs to it. Closing is also one chain: the number is first removed from the
    record and then closed, because another thread may get the same number as soon as the descriptor is closed.
-2. **A mutex is a bare lock in a ``with``.** No handler can run between the moment when the interpreter acquires the
-   lock and the moment when it enters the block. `threading.Condition` and `threading.Event` are written in Python: an
+2. **A mutex is made by `system.mutex` or `system.recursive_mutex`, and held in a ``with``.** No handler can run between
+   the moment when the interpreter acquires the mutex and the moment when it enters the block. A bare lock has this
+   property up to Python 3.13 only (`mutexes`). `threading.Condition` and `threading.Event` are written in Python: an
    interruption inside them can leave their lock locked for ever.
 3. **A ``finally`` that unlocks begins with a C function**, such as a bound method of a lock or a `partial` of
    an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
@@ -51,9 +52,6 @@ from fscoord._runtime.forks import after_fork_in_child, process_epoch
 from fscoord.errors import FscoordError
 
 T = TypeVar("T")
-
-_OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
-"""The endings of the error messages of lists and deques when an item is missing."""
 
 _OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
 """The message of the `ValueError` that a method of a closed epoll raises."""
@@ -121,9 +119,11 @@ def raise_unless_absent(error: BaseException) -> None:
     """Raise `error` again unless a list or a deque raised it for a missing item (rule 4 in `interrupts`).
 
     An ``except`` clause that expects an `IndexError` from ``pop``, or a `ValueError` from ``remove``, must call this
-    function first.
+    function first. The function does not compare messages, because they differ between versions of Python. It
+    recognises an exception of a handler by the traceback, which has the handler's function. An exception that one
+    thread raises in another by ``PyThreadState_SetAsyncExc`` has no arguments.
     """
-    if not str(error).endswith(_OF_A_LIST):
+    if not error.args or not _passed_only(error.__traceback__, __name__):
         raise error
 
 

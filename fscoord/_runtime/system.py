@@ -45,6 +45,7 @@ from fscoord._runtime.interrupts import (
     raise_if_foreign,
     start_thread as try_thread,
 )
+from fscoord._runtime.mutexes import atomic
 from fscoord.errors import StoreUnavailableError
 
 try:
@@ -93,7 +94,17 @@ def is_fake_fs() -> bool:
     return not isinstance(os, ModuleType)
 
 
-fake_fs_mutex = threading.RLock()
+def mutex() -> Any:
+    """Return a new `threading.Lock`, or on Python 3.14 a `Mutex`, for use in a ``with`` (rule 2 in `interrupts`)."""
+    return atomic(threading.Lock())
+
+
+def recursive_mutex() -> Any:
+    """Return a new `threading.RLock`, or on Python 3.14 a `Mutex`, for use in a ``with`` (rule 2 in `interrupts`)."""
+    return atomic(threading.RLock())
+
+
+fake_fs_mutex = recursive_mutex()
 """A thread holds this mutex during each file operation on a fake file system, because pyfakefs is not thread-safe.
 
 Since Python 3.13, while one thread is in a call of pyfakefs, the calls of all other threads reach the real ``os``. The
@@ -103,7 +114,7 @@ real ``os`` would apply the descriptor numbers of fake files to real files.
 
 def _renew_faked_mutex() -> None:
     global fake_fs_mutex
-    fake_fs_mutex = threading.RLock()
+    fake_fs_mutex = recursive_mutex()
 
 
 after_fork_in_child("faked files", _renew_faked_mutex)

@@ -103,7 +103,7 @@ class CallExecutor:
 
         A forked child calls this method, because fork(2) copies no other thread.
         """
-        self._mutex = system.threading.Lock()  # guards the three attributes below
+        self._mutex = system.mutex()  # guards the three attributes below
         self._calls: deque[PendingCall[Any]] = deque()
         self._threads = 0
         self._idle: list[system.AutoResetEvent] = []

@@ -88,12 +88,12 @@ class _Timeouts(NamedTuple):
 
 _timeouts: dict[int, _Timeouts] = {}
 """Maps the `id` of each handle with running ``with`` blocks to its timeouts. A handle itself may be unhashable."""
-_timeouts_lock = [system.threading.Lock()]
+_timeouts_lock = [system.mutex()]
 
 
 def _after_fork_in_child() -> None:
     """Remove the timeouts that other threads of the parent process set. These threads do not exist in the child."""
-    _timeouts_lock[0] = system.threading.Lock()
+    _timeouts_lock[0] = system.mutex()
     me = system.threading.get_ident()
     for base, stack in list(_timeouts.values()):
         stack[1:] = [token for token in stack[1:] if token.thread == me]

@@ -95,7 +95,7 @@ class ProbeFile:
         self._is_nfs = is_nfs
         self.writer = safe_files.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT, mode)
         self.reader = safe_files.open_descriptor(path, system.os.O_RDONLY)
-        self._mutex = system.threading.RLock()
+        self._mutex = system.recursive_mutex()
         self._locks: dict[tuple[str, bool], LogLock] = {}
         self._direct = -1
         self._pending: dict[int, bytes] = {}

@@ -11,7 +11,6 @@ write is one atomic operation. So the group stays intact if the process dies, an
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -64,7 +63,7 @@ class FscoordLock(locking.Lock):
         self._store = store
         self._key = LOCKS + _quoted(name)
         self._lock = ReadWriteLock(store, self._key)
-        self._state_lock = threading.Lock()
+        self._state_lock = system.mutex()
         self._again = 0  # how often this object acquired the lock shared while it already held it shared
 
     def acquire(self, blocking: bool | float = True, shared: bool = False, timeout: float | None = None) -> bool:

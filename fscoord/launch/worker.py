@@ -650,7 +650,7 @@ class _FilteredFile:
         self._file: IO[bytes] | None = file
         self._texts = [text.encode(errors="surrogateescape") for text in texts]
         self._console = console
-        self._lock = system.threading.Lock()
+        self._lock = system.mutex()
 
     def add(self, prefix: bytes, line: bytes) -> None:
         """Write `prefix` and `line`, if the line contains one of the texts. After an error, write no further line."""

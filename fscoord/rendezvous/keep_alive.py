@@ -71,7 +71,7 @@ class KeepAliveThread:
         store.set_timeout(settings.timeout.heartbeat)
 
     def _renew(self) -> None:
-        self._mutex = system.threading.Lock()
+        self._mutex = system.mutex()
         self._over = system.threading.Event()
         self._thread: system.threading.Thread | None = None
 

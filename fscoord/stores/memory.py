@@ -62,8 +62,8 @@ class _Shared:
 
     def begin(self) -> None:
         """Create the lock, and forget all waiters. The constructor calls this method, and so does a forked child."""
-        # A bare lock: a Ctrl-C can't interrupt between the moment when ``with`` acquires it and the block.
-        self._lock = system.threading.Lock()
+        # Rule 2 in `interrupts`: a Ctrl-C can't interrupt between the moment when ``with`` acquires it and the block.
+        self._lock = system.mutex()
         self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them
         self.poppers: _Waiters = {}  # waiters that take a value from a queue: each value wakes one of them
 
@@ -111,12 +111,12 @@ class _Shared:
 
 
 _named: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
-_named_lock = [system.threading.Lock()]
+_named_lock = [system.mutex()]
 
 
 def _renew(shared: _Shared) -> None:
     """In a forked child, reset `shared` and the lock that guards the names of stores."""
-    _named_lock[0] = system.threading.Lock()
+    _named_lock[0] = system.mutex()
     shared.begin()
 
 

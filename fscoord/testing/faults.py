@@ -91,7 +91,7 @@ class Plan:
 
         A forked child needs a new mutex, because a thread of the parent may have held the old mutex.
         """
-        self._mutex = system.threading.Lock()
+        self._mutex = system.mutex()
 
     @contextmanager
     def activate(self, rule: Rule) -> Iterator[list[str]]:

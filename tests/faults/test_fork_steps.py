@@ -23,6 +23,8 @@ MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"
 MAKERS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Thread", "Timer"}
 MAKERS |= {
     "AutoResetEvent",
+    "mutex",
+    "recursive_mutex",
     "start_thread",
     "try_thread",
     "try_kernel_thread",

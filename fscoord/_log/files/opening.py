@@ -234,7 +234,7 @@ def _initialise(path: str, options: LogOptions, fd: int) -> None:
     bytes of a log are ever truncated.
     """
     deadline = system.time.monotonic() + options.limit
-    mutex = system.threading.RLock()
+    mutex = system.recursive_mutex()
     kinds = dict.fromkeys((OFD, options.lock_kind) if system.has_ofd_locks() else (options.lock_kind,))
     locks = [LogLock(path, fd, kind, mutex, set()) for kind in kinds]
     while True:

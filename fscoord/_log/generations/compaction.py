@@ -225,7 +225,7 @@ class Compactor:
                 name, file = self._new_name(header.generation)
                 fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
             self._copy_permissions(fd)
-            lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
+            lock = LogLock(file, fd, header.lock_kind, system.recursive_mutex(), set())
             if header.lock_kind != SOFT:
                 # The lock is held until the forward record is written. Until then no other process can seal the new
                 # generation, and `forwarding.remove_superseded` does not remove its file, because the file is locked.

@@ -114,7 +114,7 @@ def post(
     fd = safe_files.open_descriptor(path, handle.write_flags, owned_fds=handle.owned_fds)
     reader = -1
     kind = root.header.lock_kind
-    lock = LogLock(path, fd, kind, system.threading.RLock(), set())
+    lock = LogLock(path, fd, kind, system.recursive_mutex(), set())
     try:
         reader = safe_files.open_descriptor(path, handle.read_flags, owned_fds=handle.owned_fds)
         if Header.decode(read_header(reader))[0].log_id != root.header.log_id:
@@ -249,7 +249,7 @@ def _is_unlocked(handle: HandleState, file: str) -> bool:
     with ignoring(OSError, InsecurePathError):
         fd = safe_files.open_descriptor(file, handle.write_flags, owned_fds=handle.owned_fds)
         with safe_files.closing_owned(fd, handle.owned_fds):
-            lock = LogLock(file, fd, handle.root.header.lock_kind, system.threading.RLock(), set())
+            lock = LogLock(file, fd, handle.root.header.lock_kind, system.recursive_mutex(), set())
             try:
                 lock.try_lock()
                 return True

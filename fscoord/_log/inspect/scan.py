@@ -143,7 +143,7 @@ class WriterLockout:
 
     def __init__(self, path: str, fd: int, kind: int, limit: float) -> None:
         self._path, self._limit = path, limit
-        self._lock = LogLock(path, fd, kind, system.threading.RLock(), set(), shared=True)
+        self._lock = LogLock(path, fd, kind, system.recursive_mutex(), set(), shared=True)
         self.is_held = False
 
     def acquire(self) -> None:

@@ -305,7 +305,7 @@ class _LockThread:
 
 _requests: dict[tuple[int, int, int, int], _LockThread] = {}
 """The threads of this process that wait in the kernel. The key is (device, inode number, kind of lock, open flags)."""
-_guard = [system.threading.RLock()]
+_guard = [system.recursive_mutex()]
 """Protects `_requests` and the list of waiters of each request. The mutex is re-entrant, because a signal handler may
 interrupt the thread that holds the mutex, and take it again."""
 
@@ -332,7 +332,7 @@ def _enqueue(waiter: _Waiter, flags: int) -> _LockThread | None:
 
 
 def _after_fork_in_child() -> None:
-    _guard[0] = system.threading.RLock()
+    _guard[0] = system.recursive_mutex()
     for request in list(_requests.values()):
         for waiter in list(request.waiters):  # a signal handler may have forked in the middle of this thread's own wait
             waiter.wake.set()

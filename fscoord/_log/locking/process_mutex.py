@@ -24,13 +24,13 @@ class ProcessMutex:
 
     def renew(self) -> None:
         """Create a new mutex. A forked child needs one, because the thread that held the old mutex does not exist."""
-        self.mutex = system.fake_fs_mutex if system.is_fake_fs() else system.threading.RLock()
+        self.mutex = system.fake_fs_mutex if system.is_fake_fs() else system.recursive_mutex()
         self.is_inside = False
         self.leader = 0
 
 
 _mutexes: system.WeakObjects[ProcessMutex] = system.WeakObjects()
-_guard = [system.threading.RLock()]
+_guard = [system.recursive_mutex()]
 """Protects `_mutexes`: two threads that open one log at once must get the same mutex."""
 
 
@@ -51,7 +51,7 @@ def process_mutex_for(key: LogKey) -> ProcessMutex:
 
 
 def _after_fork_in_child() -> None:
-    _guard[0] = system.threading.RLock()
+    _guard[0] = system.recursive_mutex()
     for shared in _mutexes:
         shared.renew()
 

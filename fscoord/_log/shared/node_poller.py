@@ -242,7 +242,7 @@ class PollerElection:
         self._bell = bell
         self.probes = NodeProbes(bell)
         self._recheck = recheck
-        self._guard = system.threading.RLock()
+        self._guard = system.recursive_mutex()
         self._held = system.Descriptors()  # the descriptor that has the poller's lock, while this process has it
         self._requested = system.Descriptors()  # the descriptor on which a thread blocks for that lock
         self._poller_ref: Callable[[], Any] = _no_poller
@@ -468,7 +468,7 @@ class PollerElection:
 
     def after_fork(self) -> None:
         """Leave the election in a forked child. The parent keeps the lock. The descriptors are closed already."""
-        self._guard = system.threading.RLock()
+        self._guard = system.recursive_mutex()
         self._waiting.clear()
         self._poller = self
 

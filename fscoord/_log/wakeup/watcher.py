@@ -453,7 +453,7 @@ class ChangeWatcher:
 
 
 _watchers: weakref.WeakValueDictionary[tuple[LogKey, str, WaitBackend], ChangeWatcher] = weakref.WeakValueDictionary()
-_guard = [system.threading.RLock()]  # guards insertion into `_watchers`
+_guard = [system.recursive_mutex()]  # guards insertion into `_watchers`
 _instances: weakref.WeakSet[ChangeWatcher] = weakref.WeakSet()
 """All watchers, for `after_fork` in a child. A watcher is added before it opens files, because a signal handler may
 fork the process at any moment."""
@@ -479,7 +479,7 @@ def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[
 
 
 def _after_fork_in_child() -> None:
-    _guard[0] = system.threading.RLock()
+    _guard[0] = system.recursive_mutex()
     for watcher in list(_instances):
         watcher.after_fork()
     _watchers.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -36,7 +35,7 @@ class FsReadWriteLock(_Base):
         blocking: bool = True,
         is_singleton: bool = True,
     ) -> None:
-        self._guard = threading.Lock()  # of the two attributes below
+        self._guard = system.mutex()  # of the two attributes below
         self._levels = 0
         self._epoch = system.process_epoch()
         self._sides: list[Side] = []  # the sides that this object holds in the store: one, or a reader for each thread

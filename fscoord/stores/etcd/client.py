@@ -282,7 +282,7 @@ class Client:
     def _connect(self) -> None:
         """Create the pools of connections. A pool connects at its first request."""
         access = self.access
-        self._lock = system.threading.Lock()
+        self._lock = system.mutex()
         self._streams: set[Stream] = set()
         self._token: str | None = None
         self._first = 0

@@ -95,7 +95,7 @@ class LeaseSession:
 
     def reset(self) -> None:
         """Set the state of a handle without a session. Called in the constructor and in a forked child."""
-        self._lock = system.threading.Lock()
+        self._lock = system.mutex()
         self._lease: Lease | None = None
         self._ranks: tuple[int, ...] = ()
         self._transactions.session_number = 0
