@@ -39,8 +39,8 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, shown
-from fscoord.store import Store, begin_span, needed_store
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error
+from fscoord.store import Store, begin_span, needed_store, shown
 
 LOOK_S: Final = 1.0
 """A consumer lists the items again after this many seconds, to find items whose consumers have died."""
@@ -331,7 +331,17 @@ class PriorityQueue(Queue):
         self._put([value], _check_priority(priority))
 
     def put_all(self, values: Iterable[Value], priority: int = 0) -> None:
-        """Add all `values` as items of the same `priority`, or none of them; see `put` and `Queue.put_all`."""
+        """Add all `values` as items of the same `priority`, or none of them.
+
+        Args:
+            values: the items.
+            priority: a signed 32-bit integer; the items with the lowest priority are taken first.
+
+        Raises:
+            ValueError: `priority` does not fit in 32 bits. Nothing was put.
+            LimitExceededError: a value is longer than the store permits, or the values together are too long for one
+                `~fscoord.Store.multi_set`. Nothing was put.
+        """
         self._put(list(values), _check_priority(priority))
 
 

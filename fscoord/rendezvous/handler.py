@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from fscoord._arguments import Timeout, to_seconds
+from fscoord._arguments import Timeout, key_bytes, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
@@ -38,7 +38,7 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
-from fscoord.store import Store
+from fscoord.store import Store, shown
 from fscoord.stores.prefix import PrefixStore
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
@@ -139,6 +139,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._is_shut_down = False
         weakref.finalize(self, self._keep_alive.stop_soon)
 
+    def __repr__(self) -> str:
+        joined = "no round yet" if self._returned is None else f"round {self._returned}"
+        state = "shut down" if self._is_shut_down else joined
+        return shown(self, self._store, key_bytes(self._settings.run_id), state)
+
     @classmethod
     def from_backend(
         cls: type[H],
@@ -152,7 +157,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_interval: Timeout = 5,
         keep_alive_max_attempt: int = 3,
     ) -> H:
-        """Create a handler from torch's arguments. For the arguments and errors see `RendezvousSettings`."""
+        """Create a handler from torch's arguments, which become its `settings`: a `RendezvousSettings`."""
         settings = RendezvousSettings(
             run_id, min_nodes, max_nodes, timeout, keep_alive_interval, keep_alive_max_attempt
         )

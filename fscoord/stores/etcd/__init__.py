@@ -37,7 +37,7 @@ from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
 from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import QueueEmptyError
-from fscoord.store import Capabilities, Member, Store, kept
+from fscoord.store import Capabilities, Member, Store, kept, shown_handle
 from fscoord.stores.etcd.requests import (
     KeySpace,
     Request,
@@ -179,7 +179,8 @@ class EtcdStore(Store):
         self._queue_heads: dict[bytes, list[dict[str, Any]]] = {}
 
     def __repr__(self) -> str:
-        return f"EtcdStore({str(self._client)!r}, {key_text(self._prefix)!r})"
+        text = f"EtcdStore({str(self._client)!r}, {key_text(self._prefix)!r})"
+        return shown_handle(text, is_closed=self._client.is_closed)
 
     @property
     def prefix(self) -> str:
@@ -263,7 +264,16 @@ class EtcdStore(Store):
     def wait(
         self, keys: Iterable[Key], timeout: Timeout | None = None, *, override_timeout: Timeout | None = None
     ) -> None:
-        """Wait as `Store.wait` does. `override_timeout` is torch's name for `timeout`."""
+        """Wait until every one of `keys` has a value or a non-empty queue. `timeout` limits the whole wait.
+
+        Args:
+            keys: the keys.
+            timeout: the longest wait, in seconds or as a `timedelta`.
+            override_timeout: torch's name for `timeout`.
+
+        Raises:
+            StoreTimeoutError: a key is still missing at the deadline. The ``keys`` of the error are all missing keys.
+        """
         names = keys_bytes(keys)
         limit = self._seconds(timeout_given(timeout, "override_timeout", override_timeout))
         if names:

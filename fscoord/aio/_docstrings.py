@@ -1,0 +1,25 @@
+"""`explained_by` gives a coroutine, or a class of coroutines, the docstring of its blocking counterpart."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def explained_by(source: object) -> Callable[[T], T]:
+    """Decorate a function or a class: it gets the docstring of `source`.
+
+    The docstring of the function or the class, if it has one, replaces the first paragraph.
+    """
+
+    def decorate(thing: T) -> T:
+        described: Any = thing
+        own = vars(described).get("__doc__") or described.__doc__
+        first, _, others = (inspect.getdoc(source) or "").partition("\n\n")
+        described.__doc__ = "\n\n".join(part for part in (inspect.cleandoc(own or first), others) if part)
+        return thing
+
+    return decorate
