@@ -149,7 +149,7 @@ def keep_together(_app: Sphinx, page: nodes.document) -> None:
 
 
 def record_demonstration(app: Sphinx, failure: Exception | None) -> None:
-    """Put a recording of this version's demonstration in place of the one in the repository, which the README shows."""
+    """Put a recording of this version's demonstration in place of the one in the repository."""
     shown = Path(app.outdir, app.builder.imagedir, "demo.svg")
     if failure is None and shown.exists():
         subprocess.run(  # noqa: S603 - our own program
