@@ -2,11 +2,9 @@
 
 All processes open one store, such as a file on a directory that they share::
 
-    from fscoord import FileStore, barrier
-
-    with FileStore("/shared/job.store", world_size=8, rank=rank, run_id=job_id) as store:
+    with fscoord.FileStore("/shared/job.store", world_size=8, rank=rank, run_id=job_id) as store:
         store.set("address", "node1:4711")
-        barrier(store, 8, "ready", rank=rank)
+        fscoord.barrier(store, 8, "ready", rank=rank)
 
 Stores      FileStore, HashStore, PrefixStore, TCPStore, EtcdStore; open_store(address) opens any of them.
             help(fscoord.Store) explains their operations: set, get, add, wait, queue_push and others.
@@ -68,6 +66,24 @@ from fscoord.stores.url import open_store
 
 __version__ = "0.1.0"
 
+_MODULES = "aio barriers environment integrations launch preemption recipes rendezvous testing visibility".split()
+"""The public modules that `import fscoord` does not import."""
+
+
+def __dir__() -> list[str]:
+    """Return the public names, and the public modules of this package."""
+    return sorted({*globals(), *_MODULES})
+
+
+if not _TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import the public module `name` at its first use."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        return _import_module(f"{__name__}.{name}")
+
+
 __all__ = [
     # stores
     "Capabilities",
@@ -116,31 +132,3 @@ __all__ = [
     # this package
     "__version__",
 ]
-
-_MODULES = (
-    "aio",
-    "barriers",
-    "environment",
-    "integrations",
-    "launch",
-    "preemption",
-    "recipes",
-    "rendezvous",
-    "testing",
-    "visibility",
-)
-"""The public modules that `import fscoord` does not import."""
-
-
-def __dir__() -> list[str]:
-    """Return the public names, and the public modules of this package."""
-    return sorted({*globals(), *_MODULES})
-
-
-if not _TYPE_CHECKING:  # a type checker would accept any name
-
-    def __getattr__(name: str) -> object:
-        """Import the public module `name` at its first use."""
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        return _import_module(f"{__name__}.{name}")

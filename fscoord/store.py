@@ -822,12 +822,6 @@ class StoreView(Store):
         return self._inner.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the underlying store, which all its views share.
-
-        Raises:
-            TypeError: `timeout` is neither a number nor a `timedelta`.
-            ValueError: `timeout` is negative or NaN.
-        """
         self._open().set_timeout(timeout)
 
     def has_extended_api(self) -> bool:

@@ -58,10 +58,7 @@ async def barrier(
     timeout: Timeout | None = None,
     fail_fast: bool = False,
 ) -> None:
-    """Wait until `world_size` callers have called this function with `key_prefix`.
-
-    A cancelled task counts as arrived.
-    """
+    """Wait until `world_size` callers have called this function. A cancelled task counts as arrived."""
     prefix = key_given(key, "key_prefix", key_prefix)
     limit = timeout_given(timeout, "barrier_timeout", barrier_timeout)
     arguments = (world_size, prefix, limit, rank, rank_tracing_decoder, trace_timeout)

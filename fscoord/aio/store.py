@@ -137,20 +137,14 @@ class AsyncStore:
 
     @explained_by(Store.barrier)
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait until `world_size` callers have called this method with `key`. Use each key for one barrier only.
-
-        A cancelled caller counts as arrived.
-        """
+        """Wait until `world_size` callers have called this method with `key`. A cancelled caller counts as arrived."""
         await self._driver.drive(barrier_steps(self._store, key, world_size, self._limit(timeout)))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
     @explained_by(Store.clone)
     async def clone(self) -> AsyncStore:
-        """Return a new, independent handle on the same store, with the timeout of this handle.
-
-        Tasks need no clones, because they can share one handle.
-        """
+        """Return a new, independent handle on the same store. Tasks need none, because they can share one handle."""
         return AsyncStore(await self._driver.run(self._store.clone))
 
     async def close(self) -> None:

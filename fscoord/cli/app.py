@@ -6,7 +6,7 @@ import itertools
 import logging
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import get_completion_class
@@ -52,15 +52,8 @@ OTHER_NAMES: Final = {
     "help": "--help",
     "version": "--version",
     "ls": "keys",
-    "list": "keys",
     "rm": "delete",
-    "del": "delete",
     "put": "set KEY VALUE' or 'fscoord put-item QUEUE VALUE",
-    "cat": "get",
-    "incr": "add",
-    "flock": "lock",
-    "unlock": "break-lock",
-    "status": "ps",
 }
 """What to type instead of a word that other commands have as a verb."""
 
@@ -68,9 +61,7 @@ OTHER_NAMES: Final = {
 class _Verbs(click.Group):
     """A group whose help lists the verbs by subject, before the options."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         instead = OTHER_NAMES.get(args[0])
         if instead is not None:
             if args[0] == "help" and args[1:2] and args[1] in self.commands:

@@ -292,10 +292,6 @@ class Agent:
         self._log_fd = -1  # the directory of the files, which is made for the first round
         self._workers: WorkerGroup | None = None  # of the present round
 
-    def __repr__(self) -> str:
-        state = "no workers" if self._workers is None else f"{self._job.workers} workers"
-        return f"<{type(self).__name__} of {self._handler!r}, {state}>"
-
     def pass_on(self, number: int) -> None:
         """Handle the signal `number`, which does not end this node.
 

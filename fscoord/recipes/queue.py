@@ -333,10 +333,6 @@ class PriorityQueue(Queue):
     def put_all(self, values: Iterable[Value], priority: int = 0) -> None:
         """Add all `values` as items of the same `priority`, or none of them.
 
-        Args:
-            values: the items.
-            priority: a signed 32-bit integer; the items with the lowest priority are taken first.
-
         Raises:
             ValueError: `priority` does not fit in 32 bits. Nothing was put.
             LimitExceededError: a value is longer than the store permits, or the values together are too long for one

@@ -140,8 +140,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         weakref.finalize(self, self._keep_alive.stop_soon)
 
     def __repr__(self) -> str:
-        joined = "no round yet" if self._returned is None else f"round {self._returned}"
-        state = "shut down" if self._is_shut_down else joined
+        state = "shut down" if self._is_shut_down else f"round {self._returned}"
         return shown(self, self._store, key_bytes(self._settings.run_id), state)
 
     @classmethod
@@ -194,25 +193,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._participants
 
     def get_backend(self) -> str:
-        """Return the name of the backend."""
         return self._backend.name
 
     def get_run_id(self) -> str:
-        """Return the name of the rendezvous."""
         return self._settings.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait until the next round has enough nodes, and return the rank of this node and the store of the round.
-
-        Raises:
-            RendezvousClosedError: the rendezvous has been closed.
-            RendezvousTimeoutError: too few nodes joined within the join timeout.
-            RendezvousConnectionError: the store failed.
-            RendezvousStateError: the state of the rendezvous is damaged.
-            RendezvousGracefulExit: this node was a spare (a waiting node in excess of ``max_nodes``), and the
-                rendezvous has been closed.
-            RendezvousError: another job uses the rendezvous and has no place for this node; see `late_nodes`.
-        """
         self._record("comes to the rendezvous", NodeState.INIT)
         span = tracing.begin("rendezvous", self.get_run_id(), "", None, "node", self._node)
         try:
@@ -234,14 +220,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return info
 
     def is_closed(self) -> bool:
-        """Return whether the rendezvous has been closed."""
         if self._is_shut_down:
             return True
         state, _ = self._shared.read()
         return state.closed or not self._is_mine(state)
 
     def set_closed(self) -> None:
-        """Close the rendezvous, so that no further round begins."""
         self._shared.change(lambda state: replace(state, closed=True) if self._is_mine(state) else state)
 
     def num_nodes_waiting(self) -> int:

@@ -105,7 +105,7 @@ def test_store_shows_whether_it_is_closed(tmp_path: Path) -> None:
     assert repr(etcd) == "<closed EtcdStore('etcd://h1:1', 'p/')>"
 
 
-def test_other_objects_show_their_store_their_name_and_their_state() -> None:
+def test_barriers_and_rendezvous_show_store_name_and_state() -> None:
     with HashStore() as store:
         settings, backend = RendezvousSettings("job", 1, 1), C10dRendezvousBackend(store, "job")
         shown = {
@@ -122,7 +122,7 @@ def test_other_objects_show_their_store_their_name_and_their_state() -> None:
         "<StoreBarrier 'b' of HashStore(), rank 1 of 2>",
         "<Preemption 'p' of HashStore(), rank 1 of 2, no stop agreed>",
         "<C10dRendezvousBackend 'torch.rendezvous.job' of HashStore()>",
-        "<DynamicRendezvousHandler 'job' of HashStore(), no round yet>",
+        "<DynamicRendezvousHandler 'job' of HashStore(), round None>",
         "<DynamicRendezvousHandler 'job' of HashStore(), round 0>",
         "<DynamicRendezvousHandler 'job' of HashStore(), shut down>",
     }

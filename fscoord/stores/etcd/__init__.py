@@ -105,6 +105,7 @@ class EtcdStore(Store):
     A `multi_set` may have at most 4096 keys. A request may have at most 1.5 MiB, unless the server is configured
     otherwise. Beyond these limits `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append` and
     `compare_set` retry if another process has changed the key first. Each push wakes a blocked `queue_pop`.
+    `wait` also takes its timeout as `override_timeout`, as in torch.
 
     When a handle announces its rank or calls `register`, it acquires a lease of etcd, and a thread renews the lease.
     When the process dies, its lease expires, and its session is dead. The lease also expires if the process was stopped
@@ -264,16 +265,6 @@ class EtcdStore(Store):
     def wait(
         self, keys: Iterable[Key], timeout: Timeout | None = None, *, override_timeout: Timeout | None = None
     ) -> None:
-        """Wait until every one of `keys` has a value or a non-empty queue. `timeout` limits the whole wait.
-
-        Args:
-            keys: the keys.
-            timeout: the longest wait, in seconds or as a `timedelta`.
-            override_timeout: torch's name for `timeout`.
-
-        Raises:
-            StoreTimeoutError: a key is still missing at the deadline. The ``keys`` of the error are all missing keys.
-        """
         names = keys_bytes(keys)
         limit = self._seconds(timeout_given(timeout, "override_timeout", override_timeout))
         if names:

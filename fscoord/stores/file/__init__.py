@@ -183,7 +183,7 @@ class FileStore(Sessions):
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self.path!r})"
-        return shown_handle(text, is_closed=not lifecycle.is_open(self))
+        return shown_handle(text, is_closed=self not in lifecycle._open_stores)
 
     @property
     def place_options(self) -> dict[str, Any]:

@@ -139,11 +139,6 @@ def unregister(store: FileStore, log: Log) -> bool:
     return False
 
 
-def is_open(store: FileStore) -> bool:
-    """Return whether `store` was registered, and was not unregistered."""
-    return store in _open_stores
-
-
 def mark_closed(log: Log) -> None:
     """Record that the caller of `unregister` has closed `log`."""
     _closing.discard(log)
