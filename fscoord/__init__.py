@@ -71,7 +71,6 @@ _MODULES = "aio barriers environment integrations launch preemption recipes rend
 
 
 def __dir__() -> list[str]:
-    """Return the public names, and the public modules of this package."""
     return sorted({*globals(), *_MODULES})
 
 

@@ -825,12 +825,10 @@ class StoreView(Store):
         self._open().set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether the underlying store has the extended operations."""
         return self._inner.has_extended_api()
 
     @property
     def has_liveness(self) -> bool:
-        """Whether the underlying store can detect which sessions are dead."""
         return self._inner.has_liveness
 
     register = forwarded(Store.register)

@@ -118,7 +118,6 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """The name of the backend: ``c10d``."""
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:

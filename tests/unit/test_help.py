@@ -42,7 +42,10 @@ def test_help_of_a_method_of_a_store_has_the_text_of_the_contract(kind: type) ->
 @pytest.mark.parametrize("kind", RECIPES)
 def test_help_of_a_recipe_for_tasks_has_the_text_of_the_blocking_recipe(kind: str) -> None:
     blocking, tasks = getattr(recipes, kind), getattr(aio, kind)
-    pairs = [(inspect.getdoc(blocking) or "", inspect.getdoc(tasks) or "")]
+    described, shown = inspect.getdoc(blocking) or "", inspect.getdoc(tasks) or ""
+    assert not REFERS.search(shown)
+    assert re.findall(r"^( *\w+):", described, re.MULTILINE) == re.findall(r"^( *\w+):", shown, re.MULTILINE)
+    pairs = []
     theirs = dict(members(tasks))
     pairs += [(text, theirs[name]) for name, text in members(blocking)]
     for text, other in pairs:
