@@ -120,20 +120,6 @@ def install_from_index(_app: Sphinx, _name: str, source: list[str]) -> None:
         source[0] = source[0].replace("pip install .`", "pip install fscoord`").replace(" (in a checkout)", "")
 
 
-def show_the_contract(
-    _app: Sphinx, _what: str, _name: str, _member: object, _options: object, lines: list[str]
-) -> None:
-    """Put the first sentence of a method of `Store` before a reference to it, which `fscoord.aio` has.
-
-    The names in the other sentences are those of another module.
-    """
-    reference = re.match(r"See `~fscoord\.Store\.(\w+)`\.\s*", lines[0]) if lines else None
-    if reference is not None:
-        contract = " ".join((inspect.getdoc(getattr(fscoord.Store, reference[1])) or "").split())
-        sentence = re.match(r".*?\.(?=\s|$)", contract)
-        lines[0] = f"{sentence[0] if sentence else ''} {lines[0]}".strip()
-
-
 def keep_colons(_app: Sphinx, what: str, _name: str, _member: object, _options: object, lines: list[str]) -> None:
     """Put the words before a colon, which napoleon takes for the type of an attribute, back into the first line."""
     if what not in {"attribute", "data", "property"}:
@@ -163,7 +149,7 @@ def keep_together(_app: Sphinx, page: nodes.document) -> None:
 
 
 def record_demonstration(app: Sphinx, failure: Exception | None) -> None:
-    """Put a recording of this version's demonstration in place of the one in the repository, which the README shows."""
+    """Put a recording of this version's demonstration in place of the one in the repository."""
     shown = Path(app.outdir, app.builder.imagedir, "demo.svg")
     if failure is None and shown.exists():
         subprocess.run(  # noqa: S603 - our own program
@@ -177,5 +163,4 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", measure_columns)
     app.connect("doctree-read", keep_together)
     app.connect("build-finished", record_demonstration)
-    app.connect("autodoc-process-docstring", show_the_contract, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", keep_colons, priority=600)  # after napoleon

@@ -18,7 +18,7 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import forward_signals, parse_signals
 from fscoord.collectives.arrivals import describe_missing
 from fscoord.errors import BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
-from fscoord.store import Store, how_to_run_again, needed_store
+from fscoord.store import Store, how_to_run_again, needed_store, shown
 
 __all__ = ["Preemption", "requeue"]
 
@@ -73,6 +73,10 @@ class Preemption:
         self._has_request = False
         self._error: Exception | None = None
         self._calls, self._stop_at = 0, math.inf
+
+    def __repr__(self) -> str:
+        state = "no stop agreed" if self._stop_at == math.inf else f"stops at call {self._stop_at}"
+        return shown(self, self._store, self._name, f"rank {self._rank} of {len(self._counts)}, {state}")
 
     def __enter__(self: P) -> P:
         if self._store.check([self._counts[self._rank]]):

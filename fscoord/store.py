@@ -793,6 +793,9 @@ class StoreView(Store):
         self._inner = needed_store(store)
         self.capabilities: Capabilities = store.capabilities
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._inner!r})"
+
     def _open(self) -> Store:
         """Return the underlying store. Raise `StoreClosedError` if this view has been closed separately."""
         return self._inner
@@ -829,16 +832,13 @@ class StoreView(Store):
         return self._inner.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the underlying store, which all its views share."""
         self._open().set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether the underlying store has the extended operations."""
         return self._inner.has_extended_api()
 
     @property
     def has_liveness(self) -> bool:
-        """Whether the underlying store can detect which sessions are dead."""
         return self._inner.has_liveness
 
     register = forwarded(Store.register)
@@ -883,6 +883,16 @@ def needed_store(store: T, *methods: str) -> T:
     elif is_for_tasks:
         instead = "pass its .store, or use fscoord.aio"
     raise TypeError(f"a store is needed, got {type(given).__name__}: {instead}")
+
+
+def shown(thing: object, store: object, name: bytes, state: str = "") -> str:
+    """Return the `repr` of `thing`, which uses the name `name` in `store`. Makes no request to the store."""
+    return f"<{type(thing).__name__} {key_text(name)!r} of {store!r}{state and ', '}{state}>"
+
+
+def shown_handle(text: str, *, is_closed: bool) -> str:
+    """Return the `repr` of a store that `text` describes."""
+    return f"<closed {text}>" if is_closed else text
 
 
 def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
@@ -963,7 +973,7 @@ def how_to_run_again(store: Store) -> str:
     while isinstance(store, StoreView):
         store = store._inner
     advice = "give every barrier and exchange a key of its own"
-    if type(store).__repr__ is object.__repr__:  # a store without a path or an address
+    if type(store).__repr__ is object.__repr__ or not store.capabilities.processes:  # no path and no address
         return advice
     path = getattr(store, "path", None)
     if path is None:

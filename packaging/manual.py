@@ -79,6 +79,9 @@ def page(command: click.Command, ctx: click.Context) -> str:
     if isinstance(command, click.Group):
         parts += [".SH COMMANDS", *verbs(command)]
     parts += [".SH OPTIONS", *options(command, ctx)]
+    if command.epilog:
+        heading, _, text = inspect.cleandoc(command.epilog).removeprefix(VERBATIM).partition("\n")
+        parts += [f".SH {escaped(heading.rstrip(':').upper())}", *paragraphs(VERBATIM + text)]
     if ctx.parent is not None:
         parts.append(f".SH SEE ALSO\n.BR {escaped(ctx.parent.command_path.replace(' ', '-'))} (1)")
     return "\n".join(parts) + "\n"

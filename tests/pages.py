@@ -14,20 +14,33 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 RUN = {"python", "pycon", "console"}
-FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?:<!-- test: ([a-z ]+) -->\n)?```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+VARYING = re.compile(r"\b[0-9a-f]{12}\b|(?<!exit code )(?<![\d.])\d+(\.\d+)?")
+"""What differs from run to run in the output of a marked block: numbers, and the parts of names that are drawn."""
 NAME = re.compile(r"# (\S+\.py)\n")
+
+
+AWAITED_S = 100.0
+"""How long the output of a command may take to become what the page shows, after the mark ``until alike``."""
+
+background: list[subprocess.Popen[bytes]] = []
+"""Shells whose commands go on while the page continues. The end of the page ends them, or a ``kill %1``."""
 
 
 class Block(NamedTuple):
     language: str
     line: int
     text: str
+    mark: str = ""
 
     @property
     def can_be_pasted(self) -> bool:
@@ -37,7 +50,9 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    return [Block(match[1], text.count("\n", 0, match.start(2)), match[2]) for match in FENCE.finditer(text)]
+    return [
+        Block(match[2], text.count("\n", 0, match.start(3)), match[3], match[1] or "") for match in FENCE.finditer(text)
+    ]
 
 
 def run_page(page: Path) -> int:
@@ -94,18 +109,50 @@ def run_pycon(block: Block, page: Path, namespace: dict[str, object]) -> None:
 
 
 def run_console(block: Block, page: Path, namespace: dict[str, object]) -> None:
+    deadline = time.monotonic() + (AWAITED_S if block.mark == "until alike" else 0.0)
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, expected = part.partition("\n")
-        done = subprocess.run(
-            ["bash", "-c", command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        same = doctest.OutputChecker().check_output(trimmed(expected), trimmed(done.stdout), doctest.ELLIPSIS)
-        assert same, f"{page.name}:{block.line}: $ {command}\nexpected:\n{expected}\ngot:\n{done.stdout}"
+        if command.endswith(("&", "& done")):
+            with Path("background-output").open("ab") as file:
+                shell = ["bash", "-c", command]
+                background.append(subprocess.Popen(shell, stdout=file, stderr=file, start_new_session=True))
+            continue
+        if command.startswith("kill %"):
+            end_background()
+            continue
+        while not is_same(block, expected, got := output_of(command)):
+            left = deadline - time.monotonic()
+            assert left > 0, f"{page.name}:{block.line}: $ {command}\nexpected:\n{expected}\ngot:\n{got}"
+            time.sleep(min(left, 0.1))
+
+
+def output_of(command: str) -> str:
+    return subprocess.run(
+        ["bash", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    ).stdout
+
+
+def is_same(block: Block, expected: str, got: str) -> bool:
+    flags = doctest.ELLIPSIS
+    if block.mark.endswith("alike"):
+        flags |= doctest.NORMALIZE_WHITESPACE
+        got = got.replace(str(Path.cwd()), "/shared").replace(f"{socket.gethostname()}:", "node1:")
+        got = got.replace(f"on {socket.gethostname()}", "on node1")
+        expected, got = (VARYING.sub("0", text) for text in (expected, got))
+    return doctest.OutputChecker().check_output(trimmed(expected), trimmed(got), flags)
+
+
+def end_background() -> None:
+    """Kill the background commands, also those that are stopped. Their shells are reaped last, so no id is reused."""
+    while background:
+        shell = background.pop()
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 def trimmed(text: str) -> str:
@@ -116,8 +163,11 @@ def trimmed(text: str) -> str:
 def main(page: Path, how: str = "1") -> None:
     if how == "alone":
         print(run_each_alone(page))
-    else:
+        return
+    try:
         print(sum(run_page(page) for _ in range(int(how))))
+    finally:
+        end_background()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,12 @@ A page's blocks run in their order, in one directory of the page's own:
 - ``python`` whose first line is ``# name.py`` is saved under that name, for the blocks that follow;
 - other ``python`` blocks are executed, and ``pycon`` sessions are compared, in one namespace for the page;
 - of ``console`` blocks each line after ``$ `` runs in bash, and what it prints is compared with the lines under it;
+- a line that ends in ``&`` or ``& done`` goes on in the background until the line ``kill %1`` or the end of the page,
+  and what it prints is in the file ``background-output``;
+- after the line ``<!-- test: alike -->`` numbers and blanks may differ, but not exit codes, the present directory is
+  ``/shared``, and this host is ``node1``; after ``<!-- test: until alike -->`` each command is also repeated until its
+  output is alike;
+- a block inside of ``<!--`` and ``-->`` runs, and readers do not see it;
 - in what is compared ``...`` stands for any text, and blanks at the end of lines do not count;
 - a ``python`` or ``pycon`` block of a how-to page that is not saved under a name also runs alone;
 - ``sh``, ``text``, ``ini`` and the like are shown, not run (but those of the README: a test below says why).
@@ -77,7 +83,9 @@ def test_readme_has_two_commands_for_a_stranger_which_the_check_runs() -> None:
     commands = [
         line for block in blocks(REPOSITORY / "README.md") if block.language == "sh" for line in block.text.splitlines()
     ]
-    assert [command.rpartition("/bin/")[2] for command in commands] == ["fscoord demo", "tox run -e py"]
+    demo, tests = commands
+    assert demo.split(" && ")[1::2] == [". .venv/bin/activate", "fscoord demo"]
+    assert tests.rpartition("/bin/")[2] == "tox run -e py"
 
 
 def test_how_to_pages_are_all_in_their_index() -> None:

@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from fscoord._arguments import refuse_copies
+from fscoord.aio._docstrings import explained_by
 from fscoord.aio._driver import StoreDriver, all_steps, bound
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.store import Store
@@ -27,6 +28,13 @@ class ForTasks:
     """
 
     __reduce__ = refuse_copies
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Add the arguments and errors of the blocking class to the docstring, if `made_of` made the constructor."""
+        super().__init_subclass__(**given)
+        core_type = getattr(vars(cls).get("__init__"), "core_type", None)
+        if core_type is not None:
+            explained_by(core_type)(cls)
 
     def __init__(self, driver: StoreDriver, core: Any) -> None:
         self._driver = driver
@@ -66,7 +74,9 @@ def made_of(
             ForTasks.__init__(self, driver, kind(driver.store, *arguments, **named))
             do(self)
 
-        return _with_async_store(make)
+        made = _with_async_store(make)
+        made.core_type = kind
+        return made
 
     return decorate
 

@@ -6,6 +6,7 @@ from typing import overload
 
 from fscoord import collectives
 from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
+from fscoord.aio._docstrings import explained_by
 from fscoord.aio._methods import function_for_tasks
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.collectives import steps
@@ -43,6 +44,7 @@ async def barrier(
 ) -> None: ...
 
 
+@explained_by(collectives.barrier)
 async def barrier(
     store: AsyncStore,
     world_size: int,
@@ -56,7 +58,7 @@ async def barrier(
     timeout: Timeout | None = None,
     fail_fast: bool = False,
 ) -> None:
-    """Wait until `world_size` callers have arrived; see `fscoord.barrier`. A cancelled task counts as arrived."""
+    """Wait until `world_size` callers have called this function. A cancelled task counts as arrived."""
     prefix = key_given(key, "key_prefix", key_prefix)
     limit = timeout_given(timeout, "barrier_timeout", barrier_timeout)
     arguments = (world_size, prefix, limit, rank, rank_tracing_decoder, trace_timeout)
@@ -75,6 +77,7 @@ async def get_all(
 ) -> list[bytes]: ...
 
 
+@explained_by(collectives.get_all)
 async def get_all(
     store: AsyncStore,
     rank: int,
@@ -84,7 +87,7 @@ async def get_all(
     key: Key | None = None,
     timeout: Timeout | None = None,
 ) -> list[bytes]:
-    """Wait for the values of all ranks and return them; see `fscoord.get_all`."""
+    """Wait for the keys ``{prefix}0`` to ``{prefix}{world_size - 1}`` and return their values."""
     if world_size is None:
         raise TypeError("world_size is missing")
     start = key_given(key, "prefix", prefix)
@@ -103,6 +106,7 @@ async def synchronize(
 ) -> list[bytes]: ...
 
 
+@explained_by(collectives.synchronize)
 async def synchronize(
     store: AsyncStore,
     data: Value,
@@ -113,7 +117,7 @@ async def synchronize(
     *,
     key: Key | None = None,
 ) -> list[bytes]:
-    """Give `data` to all ranks and return the data of all ranks; see `fscoord.synchronize`."""
+    """Give `data` to all ranks and return the data of all ranks, in the order of the ranks."""
     prefix = key_given(key, "key_prefix", key_prefix)
     return await driver_of(store).drive(steps.synchronize(store.store, data, rank, world_size, prefix, timeout))
 
@@ -122,6 +126,7 @@ broadcast = function_for_tasks(collectives.broadcast, steps.broadcast)
 gather = function_for_tasks(collectives.gather, steps.gather)
 
 
+@explained_by(collectives.tree_barrier)
 async def tree_barrier(
     group: AsyncStore,
     root: AsyncStore,
@@ -133,7 +138,7 @@ async def tree_barrier(
     *,
     trace_timeout: Timeout = 10.0,
 ) -> None:
-    """Wait until all ranks have arrived; see `fscoord.collectives.tree_barrier`. A cancelled task may have arrived."""
+    """Wait until all ranks have called this function with `key`. A cancelled task may have arrived."""
     in_group, in_root = driver_of(group), driver_of(root)
     call = TreeCall(in_group.store, in_root.store, rank, world_size, group_size, key, timeout, trace_timeout)
     try:

@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from fscoord import recipes
 from fscoord._arguments import Key, Timeout, Value
+from fscoord.aio._docstrings import explained_by
 from fscoord.aio._driver import for_tasks, overriding
 from fscoord.aio._methods import ForTasks, Named, function_for_tasks, itself, made_of
 from fscoord.aio.store import AsyncStore, driver_of
@@ -34,8 +35,8 @@ class Hold(Named, AsyncContextDecorator):
     _core: Exclusive
 
     @property
+    @explained_by(Exclusive.token)
     def token(self) -> int:
-        """The fencing token of this object's latest acquisition; see `fscoord.recipes.Lock.token`."""
         return self._core.token
 
     acquire = for_tasks(Exclusive.acquire)
@@ -48,7 +49,7 @@ class Hold(Named, AsyncContextDecorator):
 
 
 class Lock(Hold):
-    """A lock that at most one task, thread or process holds. See `fscoord.recipes.Lock` for the arguments.
+    """A lock that at most one task, thread or process holds.
 
     Tasks that share an object contend with each other and with all other contenders.
     """
@@ -67,23 +68,17 @@ class RLock(Lock):
 
 
 class Semaphore(Hold):
-    """A semaphore that at most `value` contenders hold at once. See `fscoord.recipes.Semaphore` for the arguments."""
+    """A semaphore that at most `value` contenders hold at once."""
 
     @made_of(recipes.Semaphore)
     def __init__(self) -> None: ...
 
     @overriding(recipes.Semaphore.release)
-    def release(self) -> None:
-        """Release the latest acquisitions of this object; see `fscoord.recipes.Semaphore.release`."""
+    def release(self) -> None: ...
 
 
 class ReadWriteLock(ForTasks):
-    """A lock for many readers or one writer. See `fscoord.recipes.ReadWriteLock` for the arguments.
-
-    Attributes:
-        reader: the lock for readers: ``async with lock.reader:``, or ``acquire`` and ``release``.
-        writer: the lock for writers, used in the same way.
-    """
+    """A lock that any number of readers or one writer can hold at a time. Tasks use ``async with lock.reader:``."""
 
     @made_of(recipes.ReadWriteLock)
     def __init__(self) -> None:
@@ -96,7 +91,7 @@ class ReadWriteLock(ForTasks):
 
 
 class Election(Hold):
-    """An election of one leader among candidates. See `fscoord.recipes.Election` for the arguments."""
+    """An election of one leader among candidates."""
 
     _core: recipes.Election
 
@@ -113,16 +108,8 @@ class Election(Hold):
     leader = for_tasks(recipes.Election.leader)
     observe = for_tasks(recipes.Election.observe)
 
+    @explained_by(recipes.Election.watch)
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncGenerator[recipes.Leader, None]:
-        """Yield the present leader and then each new leader, without end.
-
-        Args:
-            timeout: how long to wait for each leader, in seconds or as a `timedelta`; by default without limit. None
-                means the store's timeout.
-
-        Raises:
-            StoreTimeoutError: no other candidate began to lead within the timeout.
-        """
         term = 0
         while True:
             leader = await self.observe(term, timeout)
@@ -131,7 +118,7 @@ class Election(Hold):
 
 
 class Latch(ForTasks):
-    """A latch that opens after `count` calls of `count_down`. See `fscoord.recipes.Latch` for the arguments."""
+    """A latch that opens after `count` calls of `count_down`."""
 
     @made_of(recipes.Latch)
     def __init__(self) -> None: ...
@@ -142,7 +129,7 @@ class Latch(ForTasks):
 
 
 class DoubleBarrier(ForTasks):
-    """Two barriers around a block of work. See `fscoord.recipes.DoubleBarrier` for the arguments.
+    """Two barriers around a block of work.
 
     If a wait is cancelled or times out, its rank counts as arrived. The rank may call the method again.
     """
@@ -157,7 +144,7 @@ class DoubleBarrier(ForTasks):
 
 
 class RankZeroFirst(ForTasks):
-    """Rank 0 runs a block, and then the other ranks run it. See `fscoord.recipes.RankZeroFirst` for the arguments.
+    """Rank 0 runs a block, and then the other ranks run it.
 
     If the task of rank 0 is cancelled in the block, the block has failed.
     """
@@ -170,7 +157,7 @@ class RankZeroFirst(ForTasks):
 
 
 class Membership(Named):
-    """A group that tasks and processes join and leave. See `fscoord.recipes.Membership` for the arguments.
+    """A group that tasks and processes join and leave.
 
     A task that is cancelled while it joins has not joined. A cancelled `leave` is completed.
     """
@@ -185,11 +172,8 @@ class Membership(Named):
     members = for_tasks(recipes.Membership.members)
     observe = for_tasks(recipes.Membership.observe)
 
+    @explained_by(recipes.Membership.watch)
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncGenerator[list[recipes.Participant], None]:
-        """Yield the participants as soon as there are any, and again after each change, without end.
-
-        `timeout` is how long to wait for each change. See `fscoord.recipes.Membership.watch` for its units and errors.
-        """
         known: list[recipes.Participant] = []
         while True:
             known = await self.observe(known, timeout)
@@ -199,15 +183,12 @@ class Membership(Named):
     __aexit__ = for_tasks(recipes.Membership.__exit__)
 
 
+@explained_by(recipes.Item)
 class Item(ForTasks):
     """An item that a task has taken from a queue. Call `ack` when it is processed, or `release` to return it.
 
     An item is an asynchronous context manager: it is acknowledged at the end of the ``async with`` block. If the block
-    raises or is cancelled, the item is released. See `fscoord.recipes.Item`.
-
-    Attributes:
-        data: the value that was put into the queue.
-        deliveries: how often the item has been handed out; see `fscoord.recipes.Item`.
+    raises or is cancelled, the item is released.
     """
 
     def __init__(self, queue: Queue, core: recipes.Item) -> None:
@@ -226,7 +207,7 @@ class Item(ForTasks):
 
 
 class Queue(Named):
-    """A FIFO queue that delivers each item at least once. See `fscoord.recipes.Queue` for the arguments.
+    """A FIFO queue that delivers each item at least once.
 
     A task that is cancelled while it takes an item has taken no item.
     """
@@ -247,22 +228,20 @@ class Queue(Named):
 
 
 class PriorityQueue(Queue):
-    """A `Queue` that hands out the item with the lowest `priority` first; see `fscoord.recipes.PriorityQueue`."""
+    """A `Queue` that hands out the item with the lowest `priority` first. Items of equal priority are FIFO."""
 
     @made_of(recipes.PriorityQueue)
     def __init__(self) -> None: ...
 
     @overriding(recipes.PriorityQueue.put)
-    def put(self) -> None:
-        """Add an item; see `fscoord.recipes.PriorityQueue.put`."""
+    def put(self) -> None: ...
 
     @overriding(recipes.PriorityQueue.put_all)
-    def put_all(self) -> None:
-        """Add items; see `fscoord.recipes.PriorityQueue.put_all`."""
+    def put_all(self) -> None: ...
 
 
 class Fenced(ForTasks):
-    """A value that refuses writes with an old fencing token. See `fscoord.recipes.Fenced` for the arguments."""
+    """A value that refuses writes with an old fencing token."""
 
     @made_of(recipes.Fenced)
     def __init__(self) -> None: ...
@@ -287,13 +266,14 @@ def once(
 ) -> Callable[[Work], Done]: ...
 
 
+@explained_by(recipes.once)
 def once(
     store: AsyncStore, name: Key, work: Work | None = None, *, timeout: Timeout | None = None, scope: Scope = "store"
 ) -> Coroutine[Any, Any, bytes] | Callable[[Work], Done]:
     """Await `work` in one task, and return its value in every task that calls this function with the same `name`.
 
-    For the arguments and errors see `fscoord.recipes.once`. Threads and processes that call `fscoord.recipes.once` with
-    this `name` get the same value. If the task that runs `work` is cancelled, the next waiting caller runs it.
+    Threads and processes that call `fscoord.recipes.once` with this `name` get the same value. If the task that runs
+    `work` is cancelled, the next waiting caller runs it. As a decorator, `once` takes a coroutine function.
     """
     driver_of(store)
     name = scoped(name, scope)

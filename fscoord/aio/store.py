@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from fscoord._arguments import Key, Timeout, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.wait import ITEM, KEYS, VALUES, WaitRequest
+from fscoord.aio._docstrings import explained_by
 from fscoord.aio._driver import StoreDriver, for_tasks
 from fscoord.aio._executor import CallExecutor
 from fscoord.store import Capabilities, Store, barrier_steps
@@ -54,7 +55,7 @@ class AsyncStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the underlying store; see `~fscoord.Capabilities`."""
+        """The capabilities of the underlying store."""
         return self._store.capabilities
 
     @property
@@ -62,8 +63,8 @@ class AsyncStore:
         """How long operations wait by default; ``timedelta.max`` means no limit."""
         return self._store.timeout
 
+    @explained_by(Store.set_timeout)
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long operations wait by default, in seconds or as a `timedelta`."""
         self._store.set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
@@ -98,50 +99,52 @@ class AsyncStore:
 
     # -- operations that may wait ----------------------------------------------------------------------------------
 
+    @explained_by(Store.get)
     async def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """See `~fscoord.Store.get`."""
         if not isinstance(default, EllipsisType):
             return await self._driver.run(partial(self._store.get, key, default=default, timeout=timeout))
         return (await self.multi_get([key], timeout=timeout))[0]
 
+    @explained_by(Store.multi_get)
     async def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        """See `~fscoord.Store.multi_get`."""
         return cast(list[bytes], await self._driver.wait(WaitRequest(VALUES, keys_bytes(keys), self._limit(timeout))))
 
+    @explained_by(Store.wait)
     async def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `~fscoord.Store.wait`."""
         await self._driver.wait(WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout)))
 
+    @explained_by(Store.wait_alive)
     async def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """See `~fscoord.Store.wait_alive`."""
         needed = [check_int64("rank", rank) for rank in ranks]
         request = WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout), ranks=needed)
         return cast(list[int], await self._driver.wait(request))
 
+    @explained_by(Store.wait_sessions)
     async def wait_sessions(
         self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None
     ) -> list[int]:
-        """See `~fscoord.Store.wait_sessions`."""
         needed = [check_int64("session", number) for number in numbers]
         request = WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)
         return cast(list[int], await self._driver.wait(request))
 
+    @explained_by(Store.queue_pop)
     async def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        """See `~fscoord.Store.queue_pop`."""
         name, limit = key_bytes(key), self._limit(timeout)
         if block:
             return cast(bytes, await self._driver.wait(WaitRequest(ITEM, [name], limit)))
         give_back = partial(self._store.queue_push, name)
         return await self._driver.run(partial(self._store.queue_pop, name, block=False), give_back)
 
+    @explained_by(Store.barrier)
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """See `~fscoord.Store.barrier`. A cancelled caller counts as arrived."""
+        """Wait until `world_size` callers have called this method with `key`. A cancelled caller counts as arrived."""
         await self._driver.drive(barrier_steps(self._store, key, world_size, self._limit(timeout)))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
+    @explained_by(Store.clone)
     async def clone(self) -> AsyncStore:
-        """See `~fscoord.Store.clone`. Tasks need no clones, because they can share one handle."""
+        """Return a new, independent handle on the same store. Tasks need none, because they can share one handle."""
         return AsyncStore(await self._driver.run(self._store.clone))
 
     async def close(self) -> None:
@@ -180,15 +183,12 @@ class Opening(Coroutine[Any, Any, AsyncStore]):
         return self._opening.__await__()
 
     def send(self, value: Any) -> Any:
-        """See `collections.abc.Coroutine`. A task calls this method."""
         return self._opening.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """See `collections.abc.Coroutine`. A task calls this method."""
         return self._opening.throw(*error)
 
     def close(self) -> None:
-        """See `collections.abc.Coroutine`. A task calls this method."""
         self._opening.close()
 
     async def __aenter__(self) -> AsyncStore:

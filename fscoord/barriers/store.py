@@ -12,7 +12,7 @@ from fscoord.collectives import barrier
 from fscoord.collectives.arrivals import Decoder
 from fscoord.environment import rank_and_world_size
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
-from fscoord.store import Store
+from fscoord.store import Store, shown
 from fscoord.stores.url import file_url, open_store
 
 
@@ -75,6 +75,9 @@ class StoreBarrier(Barrier):
     def _with_timeout(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return `options`. If this barrier has a timeout and `options` has none, add the barrier's timeout."""
         return options if self._timeout is None else {"timeout": self._timeout, **options}
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._prefix, f"rank {self._rank} of {self._world_size}")
 
     @property
     def rank(self) -> int:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import get_completion_class
@@ -31,8 +31,49 @@ from fscoord.cli.work import work
 HELP_WIDTH: Final = 100
 
 
+EXIT_CODES: Final = """
+\b
+Exit codes:
+    0  done
+    1  the condition is false: cas or create lost, no such key to delete, an empty queue, a lock that was not
+       acquired (-n, -w) or has no holder, a lost process of the demo, a job that failed, a directory
+       that the doctor could not prove safe, findings of ps, a repair without --yes; from work also 2 to 63,
+       the number of failed items
+   64  wrong usage or wrong values, as in sysexits.h (otherwise 2 comes only from a COMMAND that a verb runs)
+   65  the log is damaged, or the file is not a log
+   69  the store is gone, the file system lacks something that the store needs, a barrier is broken,
+       a lock was lost, a command can't be run, or an extra is not installed
+   70  a bug in fscoord
+   74  input or output failed, such as a full disk, or a store that does not exist or is an empty file
+   75  time ran out
+   77  permission denied, or the path is a directory, a link, or a file that others can write
+  130  Ctrl-C
+"""
+
+OTHER_NAMES: Final = {
+    "help": "--help",
+    "version": "--version",
+    "ls": "keys",
+    "rm": "delete",
+    "put": "set KEY VALUE' or 'fscoord put-item QUEUE VALUE",
+}
+"""What to type instead of a word that other commands have as a verb."""
+
+
 class _Verbs(click.Group):
-    """A group whose help lists the verbs by subject."""
+    """A group whose help lists the verbs by subject, before the options."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        instead = OTHER_NAMES.get(args[0])
+        if instead is not None:
+            if args[0] == "help" and args[1:2] and args[1] in self.commands:
+                instead = f"{args[1]} --help"
+            raise click.UsageError(f"there is no verb {args[0]!r}: type 'fscoord {instead}'", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, self.commands))
@@ -47,6 +88,7 @@ class _Verbs(click.Group):
     cls=_Verbs,
     invoke_without_command=True,
     subcommand_metavar="VERB [ARGUMENTS]...",
+    epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
 )
 @click.version_option(fscoord.__version__, "-V", "--version", message="%(prog)s %(version)s")
@@ -58,23 +100,6 @@ def cli(ctx: click.Context) -> int:
     To try it, run "fscoord demo". To test whether a directory is fit for a store, run "fscoord doctor DIR". The other
     verbs work on the store that --store or the environment variable FSCOORD_STORE names: a path, such as
     /shared/job/store, or an address, such as "file:/shared/job/store?durable=1". "fscoord VERB --help" has examples.
-
-    \b
-    Exit codes:
-        0  done
-        1  the condition is false: cas or create lost, no such key to delete, an empty queue, a lock that was not
-           acquired (-n, -w) or has no holder, a lost process of the demo, a job that failed, a directory
-           that the doctor could not prove safe, findings of ps, a repair without --yes; from work also 2 to 63,
-           the number of failed items
-       64  wrong usage or wrong values, as in sysexits.h (otherwise 2 comes only from a COMMAND that a verb runs)
-       65  the log is damaged, or the file is not a log
-       69  the store is gone, the file system lacks something that the store needs, a barrier is broken,
-           a lock was lost, a command can't be run, or an extra is not installed
-       70  a bug in fscoord
-       74  input or output failed, such as a full disk, or a store that does not exist or is an empty file
-       75  time ran out
-       77  permission denied, or the path is a directory, a link, or a file that others can write
-      130  Ctrl-C
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)

@@ -14,9 +14,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from fscoord._arguments import VALUE_MAX, to_seconds
+from fscoord._arguments import VALUE_MAX, key_text, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.escaping import printable
+from fscoord._runtime.escaping import printable, shell_word
 from fscoord._waiting.timing import STILL_WAITING
 from fscoord.cli import output
 from fscoord.cli.exit_codes import HintedError
@@ -205,8 +205,20 @@ def store_url(ctx: click.Context) -> str:
         return _not_empty(ctx, "--store", given)
     url = system.os.environ.get(ENVIRONMENT_VARIABLE)
     if not url:
-        raise click.UsageError(f"which store? Give --store URL or set {ENVIRONMENT_VARIABLE}", ctx)
+        advice = _flocks_order(ctx) or f"Give --store URL or set {ENVIRONMENT_VARIABLE}"
+        raise click.UsageError(f"which store? {advice}", ctx)
     return url
+
+
+def _flocks_order(ctx: click.Context) -> str:
+    """Return advice for ``fscoord lock PATH COMMAND``, which is the order of flock(1); "" for another command line."""
+    name, command = ctx.params.get("name"), ctx.params.get("command")
+    if ctx.info_name != "lock" or not isinstance(name, bytes) or b"/" not in name:
+        return ""
+    path, words = shell_word(key_text(name)), [shell_word(word) for word in command or ()]
+    mark = ["--"] if words and not words[0].startswith("-") else []
+    line = " ".join(["fscoord lock --store", path, "main", *mark, *words])
+    return f"{path} is in the place of the lock's NAME. Unlike flock(1), a lock has a name in a store. Type: {line}"
 
 
 def _not_empty(ctx: click.Context, what: str, url: str) -> str:

@@ -16,10 +16,9 @@ from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy, callers, one
-from fscoord.store import Store, begin_span, needed_store
+from fscoord.store import Store, begin_span, needed_store, shown
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """One hold: the `system.process_epoch` at its acquisition, its entry in line, and the renewer of its lease or None."""

@@ -10,8 +10,8 @@ from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63,
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import Undoable, undone_by
-from fscoord.recipes._keys import add_checked, foreign_value_error, shown
-from fscoord.store import Store
+from fscoord.recipes._keys import add_checked, foreign_value_error
+from fscoord.store import Store, shown
 
 
 class Claim(NamedTuple):

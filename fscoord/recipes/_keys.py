@@ -47,11 +47,6 @@ class Refusals:
             )
 
 
-def shown(recipe: object, store: Store, name: bytes, state: str = "") -> str:
-    """Return the `repr` of `recipe`, which uses the name `name` in `store`. Makes no request to the store."""
-    return f"<{type(recipe).__name__} {key_text(name)!r} of {store!r}{state and ', '}{state}>"
-
-
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
     """Return the error that says that `text`, the value of `key`, is not a valid `what`. Example of `what`: "count"."""
     return FscoordError(

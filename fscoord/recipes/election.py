@@ -89,7 +89,7 @@ class Election(Exclusive):
 
     @property
     def term(self) -> int:
-        """The term in which this candidate leads; see `token`."""
+        """The term in which this candidate leads: its fencing `token`."""
         return self.token
 
     def leader(self) -> Leader | None:

@@ -13,9 +13,8 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.arrivals import describe_missing
 from fscoord.errors import FscoordError, StoreTimeoutError, WorkFailedError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
-from fscoord.recipes._keys import shown
 from fscoord.recipes.once import failure, result_key, success, value_of
-from fscoord.store import Store, begin_span, needed_store
+from fscoord.store import Store, begin_span, needed_store, shown
 
 F = TypeVar("F", bound="RankZeroFirst")
 

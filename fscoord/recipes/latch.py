@@ -14,8 +14,8 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
-from fscoord.recipes._keys import add_checked, parse_count, shown
-from fscoord.store import Store, begin_span, needed_store
+from fscoord.recipes._keys import add_checked, parse_count
+from fscoord.store import Store, begin_span, needed_store, shown
 
 D = TypeVar("D", bound="DoubleBarrier")
 
@@ -48,7 +48,7 @@ class Latch:
         key_bytes(self._counted)
 
     def __repr__(self) -> str:
-        return shown(self, self._store, self._name)
+        return shown(self, self._store, self._name, f"opens after {self._count} call{'s' if self._count > 1 else ''}")
 
     def count_down(self) -> int:
         """Count this call, and return how many more calls are needed to open the latch."""

@@ -28,9 +28,9 @@ from fscoord.errors import StaleTokenError
 from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry, releasing
-from fscoord.recipes._keys import Refusals, foreign_value_error, shown
+from fscoord.recipes._keys import Refusals, foreign_value_error
 from fscoord.recipes._line import caller_of, callers, readers_or_writer
-from fscoord.store import Store, needed_store
+from fscoord.store import Store, needed_store, shown
 
 _POP: Final = list[str].pop
 

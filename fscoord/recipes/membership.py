@@ -27,8 +27,8 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count, shown
-from fscoord.store import Store, begin_span, needed_store
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count
+from fscoord.store import Store, begin_span, needed_store, shown
 
 LOOK_S: Final = 1.0
 """An observer reads the group again after this many seconds: a process may have died before it announced its change."""

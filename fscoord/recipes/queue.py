@@ -40,8 +40,8 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, QueuedItem, Taken, new_claim
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, shown
-from fscoord.store import Store, begin_span, needed_store
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error
+from fscoord.store import Store, begin_span, needed_store, shown
 
 LOOK_S: Final = 1.0
 """A consumer lists the items again after this many seconds, to find items whose consumers have died."""
@@ -489,7 +489,14 @@ class PriorityQueue(Queue):
     def put_all(
         self, values: Iterable[Value], priority: int = 0, *, timeout: Timeout | None = None
     ) -> WaitSteps[list[str]]:
-        """Add all `values` as items of the same `priority`, or none of them; see `put` and `Queue.put_all`."""
+        """Add all `values` as items of the same `priority`, or none of them, and return their ids.
+
+        Raises:
+            ValueError: `priority` does not fit in 32 bits, or there are more values than `maxsize`. Nothing was put.
+            LimitExceededError: a value is longer than the store permits, or the values together are too long for one
+                `~fscoord.Store.multi_set`. Nothing was put.
+            StoreTimeoutError: there was no room within the timeout. Nothing was put.
+        """
         return self._put_in_room(list(values), _check_priority(priority), timeout)
 
 

@@ -29,7 +29,7 @@ from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest
 from fscoord.rendezvous.state import State
-from fscoord.store import Store, needed_store, wait_on
+from fscoord.store import Store, needed_store, shown, wait_on
 
 Token = Any
 """A token identifies one write of the state. Only the backend that returned the token can interpret it."""
@@ -59,6 +59,8 @@ class RendezvousBackend(ABC):
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write `state` if the present state has this `token`. If `token` is None, write `state` if there is no state.
+
+        A token that the backend did not return matches no state. Then nothing is written.
 
         Returns:
             The present state, its token, and whether this call wrote the present state. None means that the outcome is
@@ -111,13 +113,14 @@ class C10dRendezvousBackend(RendezvousBackend):
         with store_errors_as_rendezvous():
             store.compare_set(self._key, "", self._NULL_SENTINEL)
 
+    def __repr__(self) -> str:
+        return shown(self, self._store, key_bytes(self._key))
+
     @property
     def name(self) -> str:
-        """The name of the backend: ``c10d``."""
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token, or None if no state exists yet; see `RendezvousBackend.get_state`."""
         with store_errors_as_rendezvous():
             # Without a default, `get` would wait for a removed key, which no node writes any more.
             if isinstance(self._store, Store):
@@ -131,11 +134,6 @@ class C10dRendezvousBackend(RendezvousBackend):
             return self._decode(found)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state has this `token`. If `token` is None, write `state` if there is no state.
-
-        A token that is not ASCII ``bytes`` matches no state: nothing is written, and the present state is returned.
-        See `RendezvousBackend.set_state` for the result and the errors.
-        """
         if token is None:
             expected = self._NULL_SENTINEL
         elif isinstance(token, bytes) and token and token.isascii():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from fscoord._arguments import Timeout, to_seconds
+from fscoord._arguments import Timeout, key_bytes, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
@@ -38,7 +38,7 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
-from fscoord.store import Store
+from fscoord.store import Store, shown
 from fscoord.stores.prefix import PrefixStore
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
@@ -139,6 +139,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._is_shut_down = False
         weakref.finalize(self, self._keep_alive.stop_soon)
 
+    def __repr__(self) -> str:
+        state = "shut down" if self._is_shut_down else f"round {self._returned}"
+        return shown(self, self._store, key_bytes(self._settings.run_id), state)
+
     @classmethod
     def from_backend(
         cls: type[H],
@@ -152,7 +156,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_interval: Timeout = 5,
         keep_alive_max_attempt: int = 3,
     ) -> H:
-        """Create a handler from torch's arguments. For the arguments and errors see `RendezvousSettings`."""
+        """Create a handler from torch's arguments, which become its `settings`: a `RendezvousSettings`."""
         settings = RendezvousSettings(
             run_id, min_nodes, max_nodes, timeout, keep_alive_interval, keep_alive_max_attempt
         )
@@ -189,25 +193,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._participants
 
     def get_backend(self) -> str:
-        """Return the name of the backend."""
         return self._backend.name
 
     def get_run_id(self) -> str:
-        """Return the name of the rendezvous."""
         return self._settings.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait until the next round has enough nodes, and return the rank of this node and the store of the round.
-
-        Raises:
-            RendezvousClosedError: the rendezvous has been closed.
-            RendezvousTimeoutError: too few nodes joined within the join timeout.
-            RendezvousConnectionError: the store failed.
-            RendezvousStateError: the state of the rendezvous is damaged.
-            RendezvousGracefulExit: this node was a spare (a waiting node in excess of ``max_nodes``), and the
-                rendezvous has been closed.
-            RendezvousError: another job uses the rendezvous and has no place for this node; see `late_nodes`.
-        """
         self._record("comes to the rendezvous", NodeState.INIT)
         span = tracing.begin("rendezvous", self.get_run_id(), "", None, "node", self._node)
         try:
@@ -229,14 +220,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return info
 
     def is_closed(self) -> bool:
-        """Return whether the rendezvous has been closed."""
         if self._is_shut_down:
             return True
         state, _ = self._shared.read()
         return state.closed or not self._is_mine(state)
 
     def set_closed(self) -> None:
-        """Close the rendezvous, so that no further round begins."""
         self._shared.change(lambda state: replace(state, closed=True) if self._is_mine(state) else state)
 
     def num_nodes_waiting(self) -> int:

@@ -46,7 +46,7 @@ from fscoord._waiting.wait import (
     block_on,
 )
 from fscoord.errors import QueueEmptyError, StoreClosedError
-from fscoord.store import Capabilities, Store, kept
+from fscoord.store import Capabilities, Store, kept, shown_handle
 
 _Waiters = dict[bytes, list[Waker]]
 
@@ -136,6 +136,7 @@ class HashStore(Store):
 
     capabilities: Capabilities = Capabilities(knows_write_outcome=True, changes_conditionally=True)
     _typical_call_s = 0.0
+    _name = ""
 
     def __init__(self, *, timeout: Timeout | None = None) -> None:
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
@@ -149,10 +150,15 @@ class HashStore(Store):
         `timeout` is the default timeout of the new handle, as in the constructor.
         """
         store = cls(timeout=timeout)
+        store._name = name
         system.process_epoch()
         with _named_lock[0]:
             store._shared = _named.setdefault(name, store._shared)
         return store
+
+    def __repr__(self) -> str:
+        text = f"HashStore.named({self._name!r})" if self._name else "HashStore()"
+        return shown_handle(text, is_closed=self._closed)
 
     def set(self, key: Key, value: Value) -> None:
         name, data = key_bytes(key), value_bytes(value)
@@ -276,7 +282,7 @@ class HashStore(Store):
         with self._shared.lock:
             self._check_open()
         other = HashStore(timeout=self._timeout)
-        other._shared = self._shared
+        other._shared, other._name = self._shared, self._name
         return other
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, cast
 from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
 from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
-from fscoord.store import Store, StoreView, forwarded, on_key, wait_on
+from fscoord.store import Store, StoreView, forwarded, on_key, shown_handle, wait_on
 
 T = TypeVar("T")
 
@@ -55,7 +55,8 @@ class PrefixStore(StoreView):
                 setattr(cls, name, getattr(Store, name))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({key_text(self._prefix[:-1])!r}, {self._inner!r})"
+        text = f"{type(self).__name__}({key_text(self._prefix[:-1])!r}, {self._inner!r})"
+        return shown_handle(text, is_closed=self._closed)
 
     @property
     def underlying_store(self) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import fscoord as package
 from fscoord import FileStore, StoreTimeoutError, barrier
-from fscoord.cli.app import cli
+from fscoord.cli.app import OTHER_NAMES, VERBS as SUBJECTS, cli
 from fscoord.recipes import Election, Lock, Membership, Queue, once
 
 VERBS = sorted(cli.commands)
@@ -58,6 +59,56 @@ def test_verb_is_summed_up_in_one_whole_sentence(fscoord, verb):
     (line,) = re.findall(rf"^  {verb} +(.*)$", fscoord("--help").out.decode(), re.MULTILINE)
     assert line.endswith(".")
     assert not line.endswith("...")
+
+
+def test_help_lists_the_verbs_by_subject_before_options_and_exit_codes(fscoord):
+    text = fscoord("--help").out.decode()
+    heads = [f"\n{head}:\n" for head in (*SUBJECTS, "Options", "  Exit codes")]
+    places = [text.find(head) for head in heads]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["help"], "'fscoord --help'"),
+        (["help", "lock"], "'fscoord lock --help'"),
+        (["version"], "'fscoord --version'"),
+        (["ls"], "'fscoord keys'"),
+        (["rm", "key"], "'fscoord delete'"),
+        (["put", "key", "value"], "'fscoord set KEY VALUE' or 'fscoord put-item QUEUE VALUE'"),
+    ],
+)
+def test_verb_of_other_commands_is_answered_with_what_to_type(fscoord, words, instead):
+    done = fscoord(*words)
+    assert (done.code, done.out) == (64, b"")
+    assert f"there is no verb '{words[0]}': type {instead} (" in done.err
+    for verb in re.findall(r"fscoord ([\w-]+)", instead):
+        assert verb in VERBS or verb.startswith("--")
+
+
+def test_words_of_other_commands_stand_for_verbs_that_are_there():
+    assert set(OTHER_NAMES) & set(VERBS) == set()
+    assert {text.partition(" ")[0] for text in OTHER_NAMES.values()} <= {*VERBS, "--help", "--version"}
+
+
+@pytest.mark.parametrize("words", [["-n", "PATH", "echo", "done"], ["PATH", "-c", "echo done"]])
+def test_order_of_flock_is_answered_with_the_line_to_type(fscoord, process, tmp_path, monkeypatch, words):
+    monkeypatch.delenv("FSCOORD_STORE")
+    place = str(tmp_path / "my.lock")
+    done = fscoord("lock", *(place if word == "PATH" else word for word in words))
+    assert (done.code, done.out) == (64, b"")
+    assert not Path(place).exists()
+    line = re.search(r"Type: fscoord (lock --store .*?) \(", done.err)
+    assert line is not None
+    out, said = process(*shlex.split(line[1])).communicate()
+    assert (out, said) == (b"done\n", b"")
+
+
+def test_name_of_a_lock_that_is_no_path_is_not_taken_for_the_order_of_flock(fscoord, monkeypatch):
+    monkeypatch.delenv("FSCOORD_STORE")
+    assert "Give --store URL" in fscoord("lock", "main", "ls").err
 
 
 def test_help_of_members_has_a_line_for_each_state(fscoord):
@@ -222,7 +273,7 @@ def test_verbose_option_logs_to_standard_error_before_and_behind_the_verb(fscoor
 def test_documentation_shows_every_verb_and_exit_code():
     verbs = re.findall(r"^\| `([\w-]+)", (DOCS / "cli.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(VERBS) <= set(verbs)
-    codes = re.findall(r"^ +(\d+)  ", cli.help, re.MULTILINE)
+    codes = re.findall(r"^ +(\d+)  ", cli.epilog, re.MULTILINE)
     assert codes == ["0", "1", "64", "65", "69", "70", "74", "75", "77", "130"]
     assert codes == re.findall(r"^\| (\d+) \|", (DOCS / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
 

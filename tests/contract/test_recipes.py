@@ -482,6 +482,7 @@ def test_recipe_shows_its_store_its_name_and_its_state_without_a_request(tmp_pat
         shown = [repr(each) for each in (lock, reentrant, both, both.reader, both.writer, semaphore, election, group)]
         with both.reader:
             several = repr(both.reader)
+    assert repr(recipes.Fenced(PrefixStore("p", store), "f")) == f"<Fenced 'f' of PrefixStore('p', {where})>"
     store.close()
     assert [line.removeprefix("<").replace(f" of {where}", "").removesuffix(">") for line in shown] == [
         "Lock 'l', held with token 1",
@@ -494,12 +495,11 @@ def test_recipe_shows_its_store_its_name_and_its_state_without_a_request(tmp_pat
         "Membership 'g', joined",
     ]
     assert several == f"<Side 'b' of {where}, held with tokens 1, 2>"
-    assert repr(lock) == f"<Lock 'l' of {where}, not held>"
-    assert repr(item) == f"<Item 'q' of {where}, finished>"
-    assert repr(queue) == f"<Queue 'q' of {where}>"
-    assert repr(recipes.Latch(store, "h", 2)) == f"<Latch 'h' of {where}>"
-    assert repr(recipes.DoubleBarrier(store, "d", 2, 1)) == f"<DoubleBarrier 'd' of {where}, rank 1 of 2>"
-    assert repr(recipes.Fenced(PrefixStore("p", store), "f")) == f"<Fenced 'f' of PrefixStore('p', {where})>"
+    assert repr(lock) == f"<Lock 'l' of <closed {where}>, not held>"
+    assert repr(item) == f"<Item 'q' of <closed {where}>, finished>"
+    assert repr(queue) == f"<Queue 'q' of <closed {where}>>"
+    assert repr(recipes.Latch(store, "h", 2)) == f"<Latch 'h' of <closed {where}>, opens after 2 calls>"
+    assert repr(recipes.DoubleBarrier(store, "d", 2, 1)) == f"<DoubleBarrier 'd' of <closed {where}>, rank 1 of 2>"
 
 
 def test_recipe_for_tasks_shows_what_the_blocking_recipe_shows() -> None:
@@ -509,5 +509,5 @@ def test_recipe_for_tasks_shows_what_the_blocking_recipe_shows() -> None:
         for kind in ("Lock", "RLock", "ReadWriteLock", "Semaphore", "Election", "Queue", "Membership", "Fenced"):
             shown = repr(getattr(recipes, kind)(store, "x"))
             assert repr(getattr(aio, kind)(tasks, "x")) == f"<aio.{shown[1:]}"
-        assert repr(aio.Latch(tasks, "x", 2)) == f"<aio.Latch 'x' of {store!r}>"
+        assert repr(aio.Latch(tasks, "x", 2)) == f"<aio.Latch 'x' of {store!r}, opens after 2 calls>"
         assert repr(aio.DoubleBarrier(tasks, "x", 2, 1)) == f"<aio.DoubleBarrier 'x' of {store!r}, rank 1 of 2>"

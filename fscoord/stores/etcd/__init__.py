@@ -37,7 +37,7 @@ from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
 from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import QueueEmptyError
-from fscoord.store import Capabilities, Member, Store, kept
+from fscoord.store import Capabilities, Member, Store, kept, shown_handle
 from fscoord.stores.etcd.requests import (
     KeySpace,
     Request,
@@ -105,6 +105,7 @@ class EtcdStore(Store):
     A `multi_set` may have at most 4096 keys. A request may have at most 1.5 MiB, unless the server is configured
     otherwise. Beyond these limits `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append` and
     `compare_set` retry if another process has changed the key first. Each push wakes a blocked `queue_pop`.
+    `wait` also takes its timeout as `override_timeout`, as in torch.
 
     When a handle announces its rank or calls `register`, it acquires a lease of etcd, and a thread renews the lease.
     When the process dies, its lease expires, and its session is dead. The lease also expires if the process was stopped
@@ -179,7 +180,8 @@ class EtcdStore(Store):
         self._queue_heads: dict[bytes, list[dict[str, Any]]] = {}
 
     def __repr__(self) -> str:
-        return f"EtcdStore({str(self._client)!r}, {key_text(self._prefix)!r})"
+        text = f"EtcdStore({str(self._client)!r}, {key_text(self._prefix)!r})"
+        return shown_handle(text, is_closed=self._client.is_closed)
 
     @property
     def prefix(self) -> str:
@@ -263,7 +265,6 @@ class EtcdStore(Store):
     def wait(
         self, keys: Iterable[Key], timeout: Timeout | None = None, *, override_timeout: Timeout | None = None
     ) -> None:
-        """Wait as `Store.wait` does. `override_timeout` is torch's name for `timeout`."""
         names = keys_bytes(keys)
         limit = self._seconds(timeout_given(timeout, "override_timeout", override_timeout))
         if names:

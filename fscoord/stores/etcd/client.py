@@ -179,7 +179,7 @@ class Client:
             import urllib3
         self._urllib3: Any = urllib3
         self._failures = self._urllib3.exceptions
-        self._is_closed = False
+        self.is_closed = False
         self._connect()
         _all.add(self)
 
@@ -236,7 +236,7 @@ class Client:
         stream = Stream(response, self._failures)
         with self._lock:
             self._streams.add(stream)
-        if self._is_closed:  # another thread called `close`, which may not have found this stream
+        if self.is_closed:  # another thread called `close`, which may not have found this stream
             stream.interrupt()
         return stream
 
@@ -253,13 +253,13 @@ class Client:
 
     def refuse_if_closed(self) -> None:
         """Raise `StoreClosedError` if `close` was called."""
-        if self._is_closed:
+        if self.is_closed:
             raise StoreClosedError(f"{self}: this handle was closed; open the store again")
 
     def close(self) -> None:
         """Close all connections. Waits of other threads on these connections raise `StoreClosedError`."""
         system.process_epoch()  # in the child of a fork by C code, this abandons the parent's connections
-        self._is_closed = True
+        self.is_closed = True
         with self._lock:
             streams = list(self._streams)
         for stream in streams:

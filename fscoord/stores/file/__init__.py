@@ -35,7 +35,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import NotYet, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.store import Capabilities
+from fscoord.store import Capabilities, shown_handle
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
@@ -182,7 +182,8 @@ class FileStore(Sessions):
             tracing.event("open", self.path, trace_place(self._log), rank, "label", label or "")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r})"
+        text = f"{type(self).__name__}({self.path!r})"
+        return shown_handle(text, is_closed=self not in lifecycle._open_stores)
 
     @property
     def place_options(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from fscoord._arguments import (
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, VALUES, ArrivalRequest, WaitRequest, WaitSteps
 from fscoord.errors import LimitExceededError, QueueEmptyError, StoreError, StoreTimeoutError, StoreUnavailableError
-from fscoord.store import NUM_MEMBERS, Capabilities, Store, kept
+from fscoord.store import NUM_MEMBERS, Capabilities, Store, kept, shown_handle
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
 from fscoord.stores.tcp.server import Server
 from fscoord.stores.tcp.wire import GRACE_S, Channel, Deadline
@@ -150,7 +150,7 @@ class TCPStore(Store):
             raise
 
     def __repr__(self) -> str:
-        return f"TCPStore({self.host!r}, {self.port})"
+        return shown_handle(f"TCPStore({self.host!r}, {self.port})", is_closed=self._connections.is_closed)
 
     @property
     def host(self) -> str:

@@ -73,7 +73,7 @@ class Connections:
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
-        self._is_closed = False
+        self.is_closed = False
         self._network = system.import_uninterrupted("fscoord._runtime.network")
         self._reset()
         _all.add(self)
@@ -145,12 +145,12 @@ class Connections:
 
     def refuse_if_closed(self) -> None:
         """Raise `StoreClosedError` if `close` was called."""
-        if self._is_closed:
+        if self.is_closed:
             raise StoreClosedError(f"{self} is closed; open the store again")
 
     def close(self) -> None:
         """Interrupt the calls of other threads, and close all connections."""
-        self._is_closed = True
+        self.is_closed = True
         system.process_epoch()
         for channel in list(self._busy):
             channel.interrupt()
@@ -169,7 +169,7 @@ class Connections:
         self._busy.discard(channel)
         if channel.is_whole:
             self._idle.append(channel)
-            if self._is_closed:
+            if self.is_closed:
                 self._close_idle()
         else:
             # Close this connection, because an answer may still arrive on it. Close the idle connections, because they
