@@ -421,7 +421,7 @@ def test_claims_on_the_page_on_the_tests_each_have_a_command_that_is_there() -> 
     environments = set(
         re.findall(r"^\[testenv:(\w+)(?:\{.+\})?\]", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
     )
-    environments |= {"py", "py310", "py311", "py312", "py313"}
+    environments |= {"py", "py310", "py311", "py312", "py313", "py314"}
     assert len(claims) > 30
     for claim, _shown_by, commands in claims:
         paths = re.findall(r"tests/[\w/.]+", commands)
