@@ -120,10 +120,11 @@ def barrier(
             or as a `timedelta`. (The write of this rank's arrival is limited by the store's timeout.)
         key: another name of `key_prefix`.
         timeout: another name of `barrier_timeout`.
-        fail_fast: with `rank`, raise as soon as `~fscoord.Store.dead_ranks` reports a rank that has not arrived. All
-            ranks that have arrived raise, with the same lists of ranks. A new round of the barrier then begins, so all
-            ranks, including a restarted rank, may call again. Either all callers of a barrier give `fail_fast`, or no
-            caller does. On a store without `~fscoord.Store.has_liveness`, `fail_fast` has no effect.
+        fail_fast: with `rank`, raise as soon as a rank that has not arrived is known dead
+            (`~fscoord.Store.dead_ranks`). All ranks that have arrived raise, with the same lists of ranks. A new round
+            of the barrier then begins, so all ranks, including a restarted rank, may call again. Either all callers of
+            a barrier give `fail_fast`, or no caller does. On a store without `~fscoord.Store.has_liveness`, `fail_fast`
+            has no effect.
 
     Raises:
         StoreTimeoutError: some callers did not arrive. The message has the rank, the key prefix, the world size, the
