@@ -230,7 +230,7 @@ def test_pool_that_is_killed_loses_no_item_and_leaves_no_process(process, fscoor
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signal_ends_the_commands_and_gives_their_items_back(process, store, queue, meeting, told, number, code):
     queue.put_all(["a", "b", "c"])
-    text = f"trap 'echo $1 told; exit 9' INT TERM HUP; sleep 600 & echo > {meeting}; wait"
+    text = f"trap 'echo $1 told; exit 9' INT TERM HUP; echo > {meeting}; {AWAIT_SIGNAL}"
     child = process("work", "-n", "2", "--retries", "1", "q", *sh(text))
     assert (told.readline(), told.readline()) == (b"\n", b"\n")
     child.send_signal(number)
