@@ -97,6 +97,8 @@ class FsReadWriteLock(_Base):
             for side in getattr(self, "_sides", ()):
                 with suppress(FscoordError):
                     side.release()
+        with suppress(AttributeError):  # newer versions of filelock have no such method
+            super().__del__()
 
     def close(self) -> None:
         super().close()
