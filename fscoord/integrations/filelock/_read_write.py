@@ -51,7 +51,7 @@ class FsReadWriteLock(_Base):
     def _acquire_in_order(self, mode: Literal["read", "write"], timeout: float | None, blocking: bool | None) -> Any:
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit, begun = limit_of(timeout, blocking=blocking), system.time.monotonic()
+        limit, begun = limit_of(timeout, blocking=blocking, refuses_negative=True), system.time.monotonic()
         acquire = super().acquire_read if mode == "read" else super().acquire_write
         if self._levels or self._epoch != system.process_epoch():  # filelock counts it, or refuses it
             proxy = acquire(timeout, blocking=blocking)
