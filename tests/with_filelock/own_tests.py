@@ -82,6 +82,12 @@ DIFFERENCES: Final[dict[str, str]] = {
     "sqlite/test_async_close.py::test_async_cancelled_acquire_after_failed_close_reconciles_hold": ALONE,
     "sqlite/test_async_close.py::test_async_close_that_fails_before_any_acquire_leaves_the_wrapper": PATCHES,
     "sqlite/test_async_close.py::test_async_failed_close_keeps_pending_acquire_waiting": PATCHES,
+    "sqlite/test_async_settings.py::test_async_contended_acquire_rejects_invalid_timeout": (
+        "a Boolean as timeout is a number of seconds for fscoord, and filelock refuses it after the wait in the store"
+    ),
+    "sqlite/test_async_settings.py::test_async_contended_instance_timeout_rejects_invalid_value": (
+        "a Boolean as timeout is a number of seconds for fscoord, and filelock refuses it after the wait in the store"
+    ),
     "sqlite/test_async_contention.py::test_many_waiting_writers_drain_after_reader_releases": SLOW,
     "sqlite/test_async_singletons.py::test_async_re": EXCLUDES,
     "sqlite/test_connection.py::test_closing_every_instance_closes_its_descriptors": STORE,

@@ -134,6 +134,9 @@ def test_wait_of_nan_seconds_is_refused_before_anything_is_created(nan: Any, pat
         with pytest.raises(TypeError, match="blocking must be a bool"):
             lock(blocking="no")  # type: ignore[call-arg]
     asyncio.run(main())
+    for lock in (FsReadWriteLock(path).acquire_read, FsReadWriteLock(path).acquire_write):
+        with pytest.raises(ValueError, match="non-negative number or -1"):
+            lock(-2)
     assert not Path(path + ".fscoord").exists()
 
 

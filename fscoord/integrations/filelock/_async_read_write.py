@@ -83,11 +83,11 @@ class AsyncFsReadWriteLock(_Base):
     ) -> Any:
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit, begun = limit_of(timeout, blocking=blocking), system.time.monotonic()
+        limit, begun = limit_of(timeout, blocking=blocking, refuses_negative=True), system.time.monotonic()
         acquire = super().acquire_read if mode == "read" else super().acquire_write
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError(f"{self.lock_file} can only be acquired by an asyncio task")
+            raise RuntimeError(f"{self.lock_file} must be acquired from inside an asyncio task")
         held = self._table.holds.get(task)
         if held is not None or self._table.epoch != system.process_epoch():  # filelock counts it, or refuses it
             proxy = await acquire(timeout, blocking=blocking)

@@ -50,7 +50,7 @@ class FsReadWriteLock(_Base):
     def _acquire_in_order(self, mode: Literal["read", "write"], timeout: float | None, blocking: bool | None) -> Any:
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit, begun = limit_of(timeout, blocking=blocking), system.time.monotonic()
+        limit, begun = limit_of(timeout, blocking=blocking, refuses_negative=True), system.time.monotonic()
         acquire = super().acquire_read if mode == "read" else super().acquire_write
         if self._levels or self._epoch != system.process_epoch():  # filelock counts it, or refuses it
             proxy = acquire(timeout, blocking=blocking)
@@ -96,6 +96,8 @@ class FsReadWriteLock(_Base):
             for side in getattr(self, "_sides", ()):
                 with suppress(FscoordError):
                     side.release()
+        with suppress(AttributeError):  # newer versions of filelock have no such method
+            super().__del__()
 
     def close(self) -> None:
         super().close()

@@ -57,11 +57,11 @@ class Turn(Lock):
         return error
 
 
-def limit_of(timeout: float, *, blocking: bool) -> float:
+def limit_of(timeout: float, *, blocking: bool, refuses_negative: bool = False) -> float:
     """Return how many seconds an acquisition may wait: 0 if it does not wait, math.inf without limit.
 
     Raises:
-        ValueError: the acquisition waits, and `timeout` is NaN.
+        ValueError: the acquisition waits, and `timeout` is NaN, or negative and not -1 with `refuses_negative`.
         TypeError: `blocking` is not a bool.
     """
     if not isinstance(blocking, bool):
@@ -74,6 +74,8 @@ def limit_of(timeout: float, *, blocking: bool) -> float:
         is_nan = True
     if is_nan:
         raise ValueError("timeout must be a number of seconds, not nan")
+    if refuses_negative and timeout < 0 and timeout != -1:
+        raise ValueError(f"timeout must be a non-negative number or -1, not {timeout!r}")
     return math.inf if timeout < 0 else timeout
 
 
