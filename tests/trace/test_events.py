@@ -24,7 +24,7 @@ from fscoord.events import Event, HoldLost, RoundCompleted, SessionDied, WaitEnd
 from fscoord.recipes import Election, Latch, Lock, Membership, Queue, RankZeroFirst, force_release
 from fscoord.rendezvous import RendezvousParameters, create_handler
 
-LIMIT_S = 30
+LIMIT_S = 200
 
 
 @pytest.fixture
