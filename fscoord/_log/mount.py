@@ -115,7 +115,7 @@ class Mount(NamedTuple):
         """
         found = None if trusts_locks or lock == "soft" else self._objection_to_locks(lock)
         if found is None:
-            return self._objection_to_reads(coherence)
+            return self._objection_to_reads(lock, coherence)
         return found._replace(
             remedy=f"{found.remedy}; if only processes of one host ever use the log, pass trust_locks=True in each"
         )
@@ -129,27 +129,23 @@ class Mount(NamedTuple):
             return Objection("on GPFS flock may be known to one node only", 'pass lock="ofd" in every process')
         if self.kind in SMB_KINDS and self.option("nobrl") is not None:
             return Objection("nobrl keeps locks from the server (mount.cifs(8))", "mount it without nobrl")
-        if self.kind in SMB_KINDS and lock == "flock":
-            return Objection(
-                "on SMB a flock lock also keeps other processes from reading the file (flock(2))",
-                'pass lock="ofd" in every process',
-            )
         if self.kind == "fuse.sshfs":
             return Objection("sshfs locks do not exclude other hosts", "use another shared directory")
         return None
 
-    def _objection_to_reads(self, coherence: str | None) -> Objection | None:
+    def _objection_to_reads(self, lock: str, coherence: str | None) -> Objection | None:
         """Return why reads in the mode `coherence` (None: the default) can't return current data; None if they can.
 
         A mode that the user has chosen is not checked, except on GlusterFS, ceph-fuse and SMB. On each of these file
-        systems, at most one mode can return current data.
+        systems, at most one mode can return current data. On SMB, a ``flock`` lock keeps other processes from reading
+        the file (flock(2)), and ``soft`` locks can't be made.
         """
-        if self.kind in SMB_KINDS and coherence != LOCAL:
+        if self.kind in SMB_KINDS and (coherence != LOCAL or lock != "ofd"):
             return Objection(
                 "on SMB a process may append at an old end of the file, and so overwrite records of another host, under"
                 " the lock too",
-                'use another shared directory, or, if only one host uses the log, pass coherence="local" in every'
-                " process",
+                'use another shared directory, or, if only one host uses the log, pass coherence="local" and'
+                ' lock="ofd" in every process',
             )
         if self.kind == "fuse.sshfs" and coherence is None:
             return Objection(

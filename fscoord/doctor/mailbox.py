@@ -8,8 +8,8 @@ A message is a file. An instance lists the directory to find new messages. Three
 - An instance opens a name only after a listing has shown the name. If it opened the name earlier, the NFS client could
   remember for up to 30 s that the name was missing (nfs(5), "lookupcache").
 - Before an instance lists the directory, it creates or removes a file there. The change makes the NFS client request
-  the listing from the server. CephFS needs no such change. There, two clients that change one directory in turn wait up
-  to five seconds for each change, because the metadata server first writes its journal.
+  the listing from the server. CephFS needs no such change, and there a change of a directory that two clients use may
+  take seconds.
 - A message is complete before its name appears, and each name is used once.
 """
 

@@ -312,8 +312,8 @@ def claims(pair: Pair) -> Check:
     for how in WAYS:
         try:
             for agent in pair:
-                question = {"stem": pair.name("claim", how), "how": how, "count": CLAIMS, "seconds": ACT_S / 5}
-                agent.begin("claim", ACT_S, **question)
+                question = {"stem": pair.name("claim", how), "how": how, "count": CLAIMS, "seconds": ACT_S}
+                agent.begin("claim", 2 * ACT_S, **question)
             ends = [agent.finish() for agent in pair]
         except FailedError as error:  # the other agent's next request drops its unread response
             if how != "link":

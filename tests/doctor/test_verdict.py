@@ -72,7 +72,7 @@ def test_network_mount_is_safe_only_when_two_hosts_proved_it():
     assert any("srun -N2 fscoord doctor /mnt/x" in each for each in judged["recommendations"])
 
 
-@pytest.mark.parametrize("kind", ["lustre", "gpfs", "beegfs", "ceph", "fuse.unheard-of", "cifs"])
+@pytest.mark.parametrize("kind", ["lustre", "gpfs", "beegfs", "ceph", "fuse.unheard-of"])
 def test_shared_file_system_is_never_proven_by_one_host(kind):
     judged = verdict(facts(kind, "flock"), checks(PROCESSES), None)
     assert judged["verdict"] == NOT_PROVEN

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs in the guest of nfslab (User Mode Linux): `smb.sh OPTIONS COMMAND...`. Samba shares the exported directory, and both
-# client hosts mount it with the kernel's SMB client at /mnt/a and /mnt/b, in place of NFS. OPTIONS are more mount options,
-# such as `cache=none` ('' for none). `nfslab` describes the hosts. The guest needs Debian's samba and cifs-utils.
+# Runs in the guest of nfslab (User Mode Linux): `smb.sh OPTIONS COMMAND...`. Samba shares the exported directory, and
+# both client hosts mount it with the kernel's SMB client at /mnt/a and /mnt/b, in place of NFS. OPTIONS are more mount
+# options, such as `cache=none` ('' for none). It needs Debian's samba and cifs-utils.
 set -euo pipefail
 options=${1:+,$1}
 shift
 [ -e "/lib/modules/$(uname -r)" ] || ln -s "/usr/lib/uml/modules/$(uname -r)" /lib/modules/
-for module in cryptomgr hmac cmac sha256_generic sha512_generic md5 aes_generic ecb ccm gcm ctr ghash-generic seqiv cifs; do
-  modprobe "$module" 2>/dev/null || echo "smb.sh: no module $module (built in, or missing)"
+for module in cryptomgr hmac cmac sha512_generic md5 ecb ccm gcm ctr ghash-generic seqiv cifs; do
+  modprobe "$module"
 done
 umount /mnt/a /mnt/b
 mkdir -p /run/samba /var/lib/samba/private /var/cache/samba /var/log/samba
