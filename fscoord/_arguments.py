@@ -46,6 +46,16 @@ VALUE_MAX = 64 * 1024 * 1024
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
+def _with_escaped_bytes(text: str, what: str) -> bytes:
+    """Return `text`, which has surrogates, in UTF-8. The surrogates stand for bytes, as in the names of files."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} can't be encoded: it has a surrogate outside U+DC80-U+DCFF; pass bytes instead"
+        ) from error
+
+
 def key_bytes(key: Key) -> bytes:
     """Return `key` as bytes.
 
@@ -56,11 +66,9 @@ def key_bytes(key: Key) -> bytes:
     """
     if isinstance(key, str):
         try:
-            name = key.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"key {key!r} can't be encoded: it has a surrogate outside U+DC80-U+DCFF; pass bytes instead"
-            ) from error
+            name = key.encode()
+        except UnicodeEncodeError:
+            name = _with_escaped_bytes(key, f"key {key!r}")
     elif isinstance(key, bytes):
         name = key
     else:
@@ -123,11 +131,9 @@ def value_bytes(value: Value) -> bytes:
         data = value
     elif isinstance(value, str):
         try:
-            data = value.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                "the value can't be encoded: it has a surrogate outside U+DC80-U+DCFF; pass bytes instead"
-            ) from error
+            data = value.encode()
+        except UnicodeEncodeError:
+            data = _with_escaped_bytes(value, "the value")
     else:
         try:
             data = memoryview(value).tobytes()
