@@ -158,6 +158,9 @@ REFUSED = {
     """ -- sh -c 'exec numactl --cpunodebind=$NODE python train.py', with the NUMA node of the GPU $LOCAL_RANK""",
     "--logs-specs": "no class of torch writes the files: use --log-dir, --redirects, --tee and --local-ranks-filter",
     "--event-log-handler": "the launcher prints its events on standard error: use -v for more, or --trace to record",
+    "--log-line-prefix-template": "each line begins with the rank in brackets: use --console RANK for the lines of one"
+    " rank as they are",
+    "--print-completion": "completions are for the whole command: use fscoord completion SHELL",
 }
 """The options of torchrun that are refused, each with the reason and what to use instead."""
 
