@@ -177,8 +177,8 @@ class _Pool:
         self._environment = environment(None)  # by the context of click, which only the main thread has
         self._relay = SignalRelay()
         self._news = system.AutoResetEvent()
-        self._turn = system.threading.Lock()
-        self._lock = system.threading.Lock()  # guards the attributes below
+        self._turn = system.mutex()
+        self._lock = system.mutex()  # guards the attributes below
         self._is_over = self._has_waited = False
         self._started = self._running = self._done = self._failed = 0
         self._halted: Ending | None = None
@@ -383,7 +383,7 @@ class _Report:
         self._joblog = joblog
         self._has_bar = _is_watched()
         self._has_lines = has_lines and not self._has_bar
-        self._lock = system.threading.Lock()
+        self._lock = system.mutex()
         self._begin = system.time.monotonic()
         self._due = self._begin + (BEGIN_S if self._has_bar else LINE_S)
         self._most = 0

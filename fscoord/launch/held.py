@@ -115,7 +115,7 @@ class SignalRelay:
 
     def __init__(self) -> None:
         self.is_killing = False
-        self._lock = system.threading.Lock()
+        self._lock = system.mutex()
         self._commands: list[_HeldCommand] = []
         self._sent: list[int] = []
 
