@@ -71,7 +71,7 @@ def test_items_are_done_once_each_by_several_workers(fscoord, store, queue):
     assert (ready(store), ready(store, "q.failed")) == ([], [])
 
 
-def test_as_many_commands_run_at_once_as_are_requested(fscoord, queue, meeting):
+def test_commands_run_at_once_as_many_as_are_requested(fscoord, queue, meeting):
     """Each command opens the FIFO to meet the other one, so neither ends alone."""
     queue.put_all(["<", ">"])
     done = fscoord("work", "-j", "2", "q", "-c", f'if test {{}} = "<"; then : < {meeting}; else : > {meeting}; fi')
