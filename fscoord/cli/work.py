@@ -236,14 +236,22 @@ class _Pool:
         """Return the number of items in the queue, including the items that a consumer has."""
         return len(self._source._items.order_keys()[0])
 
+    # These are functions, because other threads change the attributes between two tests.
+
+    def _is_idle(self) -> bool:
+        return not (self._running or self._delayed)
+
+    def _takes_no_more(self) -> bool:
+        return self._is_over
+
     def _is_finished(self) -> bool:
-        if self._running or self._delayed:
+        if not self._is_idle():
             return False
         if not self._is_over and (self._settings.keep_waiting or self._left()):
             return False
         with self._lock:
-            self._is_over = self._is_over or not self._running  # it runs if an item was put after the count
-            return not (self._running or self._delayed)
+            self._is_over |= not self._running  # it runs if an item was put after the count
+            return self._is_idle()
 
     def _show(self, *, is_last: bool = False) -> None:
         if self._report.is_due(is_last=is_last):
@@ -290,16 +298,16 @@ class _Pool:
 
     def _next(self) -> Item | None:
         """Take an item. Return None if the pool takes no more items."""
-        while not self._is_over:
+        while not self._takes_no_more():
             try:
                 item = next_item(self._source, self._settings.limit, waits=True, is_last=False)
             except QueueEmptyError:
                 with self._lock:
-                    if not (self._running or self._delayed):
+                    if self._is_idle():
                         self._has_waited = self._is_over = True
                 continue
             with self._lock:
-                if not self._is_over:
+                if not self._takes_no_more():
                     self._started += 1
                     self._running += 1
                     return item
