@@ -234,8 +234,8 @@ def test_signal_ends_the_commands_and_gives_their_items_back(process, store, que
     child = process("work", "-n", "2", "--retries", "1", "q", *sh(text))
     assert (told.readline(), told.readline()) == (b"\n", b"\n")
     child.send_signal(number)
-    out, said = child.communicate(timeout=PATIENCE_S)
-    assert (child.returncode, sorted(out.splitlines()), said) == (code, [b"a told", b"b told"], b"")
+    out, _ = child.communicate(timeout=PATIENCE_S)  # the shell may report that its child was terminated
+    assert (child.returncode, sorted(out.splitlines())) == (code, [b"a told", b"b told"])
     assert (ready(store), ready(store, "q.failed")) == ([b"a", b"b", b"c"], [])
 
 
