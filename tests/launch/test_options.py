@@ -69,7 +69,7 @@ def test_option_that_is_not_given_comes_from_the_environment(parsed, refused, mo
 
 def test_options_may_be_abbreviated_as_far_as_they_are_clear(parsed, refused):
     options = parsed(
-        "--nproc", 3, "--max-r=2", "--rdzv_i", "nproc", "--log-", "logs", "--tee", "1", "prog", "--nproc", "9"
+        "--nproc", 3, "--max-r=2", "--rdzv_i", "nproc", "--log-d", "logs", "--tee", "1", "prog", "--nproc", "9"
     )
     found = options["nproc_per_node"], options["max_restarts"], options["rdzv_id"], options["log_dir"]
     assert found == (3, 2, "nproc", "logs")
