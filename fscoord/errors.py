@@ -259,9 +259,10 @@ class StaleTokenError(LockLostError):
 
 
 class WorkFailedError(FscoordError):
-    """The work that one process does for the others raised an exception there, or rank 0 died before it finished it.
+    """One process did the work for the others, and the work raised an exception, or the process died before the end.
 
-    `fscoord.recipes.once` and `fscoord.recipes.RankZeroFirst` raise it.
+    `fscoord.recipes.once` and `fscoord.recipes.RankZeroFirst` raise this error in the other processes. Only
+    `RankZeroFirst` raises it after a death.
     """
 
 

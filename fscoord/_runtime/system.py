@@ -659,9 +659,10 @@ def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -
 def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
     """Return the error of an operation that can't start the thread `name`. `refusal` is the interpreter's error.
 
-    Since Python 3.12, the interpreter starts no threads at exit, even before it calls the first exit function. So at
-    exit this function sleeps, as `is_ended_by_exit` describes. A caller of this function may hold mutexes of this
-    package, except a mutex that an exit function of this package needs.
+    Since Python 3.12, the interpreter starts no threads at exit, even before it calls the first exit function. If the
+    calling thread is a daemon thread that the exit will end, this function first sleeps for `EXIT_MAX_S` seconds
+    (`is_ended_by_exit` explains why). A caller of this function may hold mutexes of this package, except a mutex that
+    an exit function of this package needs.
     """
     if str(refusal).endswith("at interpreter shutdown"):
         exiting.append(os.getpid())

@@ -106,7 +106,7 @@ class StoreDriver:
 
 
 def _close_amid(store: Store, error: BaseException | None) -> None:
-    """Close `store` in this thread. During the call, `error` is the thread's current exception, as it is the task's.
+    """Close `store` in this thread, while this thread handles `error`, the exception that the task handles.
 
     `FileStore.close` reads `sys.exc_info` to find out whether the store is closed because of an error.
     """

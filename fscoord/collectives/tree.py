@@ -111,9 +111,10 @@ class TreeCall:
         self._end(reason)
 
     def time_out(self, error: StoreTimeoutError) -> WaitSteps[None]:
-        """Raise the error that names the missing ranks of all groups. Return if the group has been released meanwhile.
+        """Raise a time-out error that names the missing ranks. Return if the caller's group was released meanwhile.
 
-        The steps wait in the root, at most for the trace timeout.
+        The steps wait for the reports of the other groups, which are keys of the root store. The wait takes at most the
+        trace timeout.
         """
         call, number, root, prefix = self._call, self._number, self._root, self._key + b"/groups"
         groups = Arrivals(root, prefix, call._replace(prefix=prefix, rank=number, world_size=self._groups))

@@ -27,7 +27,7 @@ EFFORT_S: Final = 1.0
 PAIR_S: Final = 5.0
 """How many seconds the probes of one pair of agents take on a local disk. This estimate is printed."""
 OTHERS_S: Final = 180.0
-"""How many seconds to retry while an examination without this instance is under way."""
+"""How long an instance tries to take part while other instances examine the directory, in seconds."""
 AGAIN_S: Final = 0.5
 FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence", "reads_why", "vanished_host")
 """The facts about the file system that the report contains."""

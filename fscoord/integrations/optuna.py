@@ -104,11 +104,11 @@ class _Segment(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """The entries of one call of `append_logs`.
+    """A line of the journal: the entries of one call of `append_logs`, or the reference to the next segment.
 
     Attributes:
         first: the number of the first entry.
-        size: the number of entries; 0 for the step from the end of a segment to the next segment.
+        size: the number of entries; 0 for the reference to the next segment.
         text: the entries, as JSON.
         after: the position after the line.
     """

@@ -140,7 +140,7 @@ class SignalRelay:
 
     @property
     def interruption(self) -> int:
-        """The first signal that ends a program (HUP, INT or TERM) of those that `send` has sent; 0 if there is none."""
+        """The number of the first HUP, INT or TERM that `send` has sent; 0 if it has sent none of these signals."""
         return next(iter(self._sent), 0)
 
     def _add(self, command: _HeldCommand) -> None:

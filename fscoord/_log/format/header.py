@@ -23,7 +23,7 @@ RunId = tuple[bytes, int]
 
 OPAQUE: Final = -1
 UNNAMED: Final[RunId] = (b"", OPAQUE)
-"""The id that a header records for a run without an id, if an earlier run of the log had an id."""
+"""A header records this id if the present run was started without a run id, and an earlier run of the log had one."""
 
 JOB_MAX: Final = 255
 KEPT: Final = 100

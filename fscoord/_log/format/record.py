@@ -70,7 +70,7 @@ NAMES: Final = {
 }
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
 _NEVER_MET: Final = frozenset({0, VOID})
-"""Kinds at which `decode` stops. Only `torn_tail.examine` looks for a VOID."""
+"""`decode` stops at records of these kinds. `torn_tail.examine` decodes the VOID records."""
 
 LIKELY: Final = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL)
 """Matches each offset at which a record may begin: length below 2^28, writer below 2^24, key size below 1,280, a letter
@@ -261,7 +261,7 @@ def chain_at_end(data: bytes) -> int:
 
 
 def encode_void(skipped: int, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
-    """Return a VOID record that skips the torn record at offset `skipped`, and the chain after it."""
+    """Encode a VOID record, which skips the torn record at offset `skipped`. Return the record and its chain value."""
     return encode(VOID, b"", _U64.pack(skipped), writer, time_ns, chain)
 
 

@@ -215,7 +215,7 @@ class GenerationFollower:
         return True
 
     def _first_compaction(self) -> float:
-        """Return the file length in bytes from which the generation in use is compacted; 0 for a copy of a log."""
+        """Return the length in bytes at which the generation in use must be compacted; 0 for a copy of a log."""
         handle = self._handle
         least = handle.options.compact_bytes
         if handle.is_copy:

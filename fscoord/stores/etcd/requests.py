@@ -13,8 +13,8 @@ from typing import Any, Final
 Request = dict[str, Any]
 
 GROUP: Final = 64
-"""The maximum number of operations in one inner transaction. By default, a server allows 128 operations in the outer
-transaction and one inner transaction together.
+"""The maximum number of operations in one inner transaction. By default, a server refuses a transaction if its
+operations and those of one inner transaction are more than 128 in sum.
 """
 
 OPERATIONS_MAX: Final = GROUP * GROUP

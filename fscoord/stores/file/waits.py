@@ -297,8 +297,8 @@ class FileWait(Generic[T]):
     def _is_check_due(self) -> bool:
         """Return whether the wait must check for deaths now; see `NodeWaiter`.
 
-        If another process polls for this host, this wait rarely calls `look`. So this method also shows the wait to
-        other processes.
+        This method also shows the wait to other processes, which is otherwise a part of `look`. If another process
+        polls for this host, this wait rarely calls `look`.
         """
         now = system.time.monotonic()
         if now >= self._due and self._condition.is_logged:

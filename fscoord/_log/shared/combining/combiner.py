@@ -98,8 +98,8 @@ class Combiner:
             started: the beginning of the caller's own call, if it has waited before (monotonic, in seconds); None: now.
 
         Raises:
-            StoreTimeoutError: the author got neither the log's lock nor an answer within `limit` seconds.
-                ``maybe_applied`` is true if a leader may still append the record.
+            StoreTimeoutError: within `limit` seconds, this process did not get the log's lock, and no other process of
+                the host appended the record for it. ``maybe_applied`` is true if another process may still append it.
             StoreUnavailableError, StoreGoneError, CorruptLogError: as in `Log.update`.
         """
         if not system.fork_marker[0]:
