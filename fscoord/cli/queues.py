@@ -190,8 +190,7 @@ def take_item(
     """
     if max_deliveries is not None and failed is None:
         raise click.UsageError("--max-deliveries needs --failed OTHER, the queue for items handed out that many times")
-    if failed == queue:
-        raise click.UsageError("--failed must name another queue: from this one the item would be taken again at once")
+    check_failed(queue, failed)
     refuse = PriorityQueue(store, failed) if failed is not None else None
     own = environment(None)
     dead_letter = None if max_deliveries is None else failed
@@ -239,6 +238,14 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
         rows = [(state_of(each).word, str(each.token), each.owner) for each in taken]
         lines += table_lines(("STATE", "DELIVERIES", "PROCESS"), rows, ("DELIVERIES",))
     show(as_json, {"queue": queue, "waiting": waiting, "taken": takers}, lines)
+
+
+def check_failed(queue: bytes, failed: bytes | None) -> None:
+    """Raise `click.UsageError` if `failed`, the queue for the items whose command fails, is `queue` itself."""
+    if failed == queue:
+        raise click.UsageError(
+            f"--failed must name another queue than {key_text(queue)!r}, from which the item would be taken again at once"
+        )
 
 
 def next_item(source: PriorityQueue, limit: timedelta | float, *, waits: bool, is_last: bool) -> Item:

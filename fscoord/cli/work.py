@@ -18,7 +18,7 @@ from fscoord._runtime.signals import forward_signals
 from fscoord.cli.completion import complete_name
 from fscoord.cli.options import given_timeout, number_option, raw, seconds_option, with_store_to_work
 from fscoord.cli.output import BEGIN_S, _is_watched, counted, say
-from fscoord.cli.queues import environment_of, items_argument, next_item, work_on
+from fscoord.cli.queues import check_failed, environment_of, items_argument, next_item, work_on
 from fscoord.cli.run_command import VERBATIM, Command, command_options, environment
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Console, Ending
@@ -135,8 +135,7 @@ def work(
       fscoord work --keep-waiting --stdin mails -- sendmail -t
     """
     other = queue + b".failed" if failed is None else failed
-    if other == queue:
-        raise click.UsageError("--failed must name another queue: from this one the item would be taken again at once")
+    check_failed(queue, other)
     given = given_timeout(click.get_current_context())
     limit = math.inf if given is None else max(given, LOOK_S)
     source = PriorityQueue(store, queue, timeout=limit)

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pages
@@ -168,5 +168,6 @@ def descendants(pid):
     found = [pid]
     for each in found:
         for task in Path(f"/proc/{each}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            with suppress(FileNotFoundError):  # the thread has ended
+                found += map(int, (task / "children").read_text().split())
     return set(found[1:])

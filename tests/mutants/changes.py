@@ -814,7 +814,7 @@ MUTANTS = (
     Mutant(
         "a read without the mutex takes a value from before the log was applied again",
         "FileStore.get",
-        "value.__class__ is bytes and values is self._state.values:",
+        "value.__class__ is bytes and is_current:",
         "value.__class__ is bytes:",
         ("tests/unit/test_reads_beside_replay.py",),
     ),
