@@ -244,7 +244,7 @@ def check_failed(queue: bytes, failed: bytes | None) -> None:
     """Raise `click.UsageError` if `failed`, the queue for the items whose command fails, is `queue` itself."""
     if failed == queue:
         raise click.UsageError(
-            f"--failed must name another queue than {key_text(queue)!r}, from which the item would be taken again at once"
+            f"--failed must name another queue than {key_text(queue)!r}, which would hand the item out again at once"
         )
 
 
