@@ -44,6 +44,7 @@ def test_stores_of_torch_fit_where_docs_say_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(900)  # mypy reads all of torch's sources: minutes, beside other tests
 @pytest.mark.parametrize("program", ["torch_stores.py", "torch_adapter.py"])
 def test_stores_of_the_real_torch_fit_too(program: str, tmp_path: Path) -> None:
     if not any("def multi_get" in method for method in methods_of_torch()["Store"]):
