@@ -41,7 +41,7 @@ class WaitEnded:
     Attributes:
         kind: the kind of the wait: one of the kinds of spans of ``docs/trace.md``, such as ``barrier`` or ``lock``. The
             kind is ``wait`` or ``queue`` if the program itself waited for a key or a queue.
-        name: the name of the barrier, lock, key or queue, with the prefix of a `PrefixStore`.
+        name: the name of the barrier, lock, key or queue, with the prefix of a `~fscoord.PrefixStore`.
         seconds: how long the call waited.
         outcome: ``passed``, ``time-out``, ``death``, or another outcome of ``docs/trace.md``.
         rank: the rank of the caller, or None.
@@ -84,7 +84,7 @@ class HoldLost:
 
     Attributes:
         kind: ``lock`` or ``election``.
-        name: the name of the lock, with the prefix of a `PrefixStore`.
+        name: the name of the lock, with the prefix of a `~fscoord.PrefixStore`.
         token: the fencing token of the lost hold.
         seconds: the time from the acquisition until the process found out.
         store: a text that identifies the store on all hosts, or ``""``.
