@@ -188,7 +188,7 @@ def test_study_of_processes_that_are_killed_loses_no_trial(
     assert lost == []
 
 
-@pytest.mark.parametrize(("segment_bytes", "least"), [(65536, 12), (1, 25)], ids=["append", "seal_and_pack"])
+@pytest.mark.parametrize(("segment_bytes", "least"), [(65536, 12), (1, 20)], ids=["append", "seal_and_pack"])
 def test_append_that_is_killed_before_any_call_is_whole_or_absent(segment_bytes: int, least: int, memory: Path) -> None:
     assert kill_everywhere("before", segment_bytes, 1, memory) > least
 
