@@ -61,10 +61,15 @@ def summary(report: Report) -> str:
     return f"{report.name}: Python {report.version}: {count} tests, {report.bad} failed, {skipped} skipped"
 
 
+def functions(names: set[str]) -> set[str]:
+    """Return the names without their parameters: a parameter may have another name on another version."""
+    return {name.partition("[")[0] for name in names}
+
+
 def plain(tests: dict[str, set[str]]) -> set[str]:
-    """Return the tests without a mark, and their functions: a parameter may have another name on another version."""
+    """Return the tests without a mark, and their functions."""
     names = {name for name, markers in tests.items() if not markers}
-    return names | {name.partition("[")[0] for name in names}
+    return names | functions(names)
 
 
 def left_out(reports: dict[str, Report], versions: Sequence[str]) -> Iterator[str]:
@@ -78,8 +83,10 @@ def left_out(reports: dict[str, Report], versions: Sequence[str]) -> Iterator[st
     first, last = suites[versions[0]], suites[versions[-1]]
     if first is None or last is None:
         return
+    there = first.tests.keys() | functions({name for name, markers in first.tests.items() if "program" in markers})
     twice = {name for name, markers in last.tests.items() if markers and "once" not in markers}
-    yield from (f"not run on {versions[0]}, and not marked once: {name}" for name in sorted(twice - first.tests.keys()))
+    missing = sorted(name for name in twice if not {name, *functions({name})} & there)
+    yield from (f"not run on {versions[0]}, and not marked once: {name}" for name in missing)
     everywhere = plain(last.tests) & plain(first.tests)
     for version in versions[1:-1]:
         suite = suites[version]

@@ -93,6 +93,16 @@ def test_count_misses_a_test_with_a_renamed_parameter_as_a_whole(run: Run) -> No
     assert "left out on 3.12, and not marked: tests.t::kill\n" in said
 
 
+def test_count_takes_a_program_for_the_same_whose_parameter_has_another_name(run: Run) -> None:
+    for version, name in [("3.10", "stop[SIGINT]"), ("3.13", "stop[2]")]:
+        run.put(f"py{version.replace('.', '')}", version, SELECTED[version] | {name: "program"})
+    assert run.count()[0]
+    run.put("py310", "3.10", SELECTED["3.10"])
+    good, said = run.count()
+    assert not good
+    assert "not run on 3.10, and not marked once: tests.t::stop[2]" in said
+
+
 def test_count_expects_tests_with_either_mark_on_the_oldest_version_too(run: Run) -> None:
     run.put("py310", "3.10", PLAIN)
     good, said = run.count()
