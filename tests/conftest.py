@@ -150,6 +150,20 @@ def _join_pages() -> None:
 
 
 @pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the logs, one for each time that a handle has read its log. On NFS such a read is a request."""
+    found: list[str] = []
+    refresh = log_file.Log.refresh
+
+    def counted(log: Any, *given: Any) -> Any:
+        found.append(log.path)
+        return refresh(log, *given)
+
+    monkeypatch.setattr(log_file.Log, "refresh", counted)
+    return found
+
+
+@pytest.fixture
 def no_ctrl_c_is_lost() -> Iterator[None]:
     """For tests that interrupt themselves: what Python loses, in a weak reference's callback for one, comes again."""
     with resend_lost_signals():

@@ -57,7 +57,7 @@ OTHER_NAMES: Final = {
     "rm": "delete",
     "put": "set KEY VALUE' or 'fscoord put-item QUEUE VALUE",
 }
-"""What to type instead of a word that other commands have as a verb."""
+"""Maps a verb of other commands to the words to type here."""
 
 
 class _Verbs(click.Group):

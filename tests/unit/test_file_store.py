@@ -10,7 +10,6 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.internals import log_of, notifier_of
@@ -26,7 +25,6 @@ from fscoord import (
     StoreUnavailableError,
     UnsupportedFilesystemError,
 )
-from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord.stores import file
 from fscoord.stores.file import lifecycle, operations
@@ -454,20 +452,6 @@ def test_call_cost_is_small_on_a_local_file_and_unknown_on_a_shared_mount(
 
 
 # -- what a read costs -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the logs, one for each time that a handle has read its log. On NFS such a read is a request."""
-    found: list[str] = []
-    refresh = Log.refresh
-
-    def counted(log: Log, *given: Any) -> Any:
-        found.append(log.path)
-        return refresh(log, *given)
-
-    monkeypatch.setattr(Log, "refresh", counted)
-    return found
 
 
 def test_get_reads_the_log_once_whatever_the_value_is(tmp_path: Path, reads: list[str]) -> None:

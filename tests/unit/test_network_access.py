@@ -208,6 +208,24 @@ def test_soft_lock_on_nfs_refuses_to_write_if_the_end_has_moved(
         assert Path(path).read_bytes() == before
 
 
+@pytest.mark.parametrize("coherence", ["locked", "direct"])
+def test_write_on_a_shared_mount_is_not_judged_by_a_cached_size(
+    coherence: str, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may report an old size of the file after its own write."""
+    seeks: list[int] = []
+
+    def lseek(fd: int, offset: int, whence: int) -> int:
+        seeks.append(whence)
+        return os.lseek(fd, offset, whence)
+
+    with FileStore(path, coherence=coherence) as store:
+        monkeypatch.setattr(kernel, "lseek", lseek, raising=False)
+        store.set("k", "1")  # after the record of the session
+    assert os.SEEK_CUR in seeks
+    assert os.SEEK_END not in seeks
+
+
 @pytest.mark.parametrize("call", ["open", "read"])
 def test_soft_lock_on_nfs_is_refused_where_direct_reads_are_refused(
     call: str, path: str, mounted: object, kernel: SharedOs

@@ -20,7 +20,6 @@ from optuna.storages import JournalStorage
 from optuna.testing.pytest_storages import StorageTestCase
 from optuna.trial import TrialState
 from pages import blocks
-from support.internals import Log
 from with_packages.optuna_processes import Worker, entry, in_child, numbers
 
 import fscoord
@@ -425,22 +424,8 @@ def test_reader_that_stops_in_the_middle_goes_on_there(
     store.close()
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the logs, one for each time that a handle has read its log. On NFS such a read is a request."""
-    found: list[str] = []
-    refresh = Log.refresh
-
-    def counted(log: Log, *given: Any) -> Any:
-        found.append(log.path)
-        return refresh(log, *given)
-
-    monkeypatch.setattr(Log, "refresh", counted)
-    return found
-
-
 def test_writer_does_not_read_back_its_own_entries(
-    opened: Callable[..., FscoordJournalBackend], tmp_path: Path, read: list[str], rng: random.Random
+    opened: Callable[..., FscoordJournalBackend], tmp_path: Path, reads: list[str], rng: random.Random
 ) -> None:
     """Between the entries of others, too. A read finds the entries of all, in one read of the log."""
     path = tmp_path / "journal"
@@ -450,14 +435,14 @@ def test_writer_does_not_read_back_its_own_entries(
     assert numbers(two) == numbers(one) == [0, 1]
     for number in range(2, 60):
         writer, other = rng.choice([(one, two), (two, one)])
-        read.clear()
+        reads.clear()
         writer.append_logs([entry(number)])
-        assert read == []
+        assert reads == []
         start = rng.randrange(number + 1)
         for reader in (other, writer):
-            read.clear()
+            reads.clear()
             assert numbers(reader, start) == list(range(start, number + 1))
-            assert len(read) == 1
+            assert len(reads) == 1
 
 
 def test_writer_whose_line_another_process_has_appended_reads_the_segment(

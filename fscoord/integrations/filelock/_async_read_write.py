@@ -32,7 +32,7 @@ class _TaskHold:
 
 
 class _Table:
-    """What the tasks of this process hold. Objects for one path share a table, as filelock's singletons do."""
+    """The holds of the tasks of this process. Objects for one path share a table, as filelock's singletons do."""
 
     def __init__(self) -> None:
         self.holds: dict[asyncio.Task[Any], _TaskHold] = {}
