@@ -295,7 +295,7 @@ def _children() -> set[tuple[int, str]]:
     for task in os.listdir("/proc/self/task"):
         try:
             pids = Path(f"/proc/self/task/{task}/children").read_text().split()
-        except FileNotFoundError:  # that thread has just ended
+        except (FileNotFoundError, ProcessLookupError):  # that thread has just ended
             continue
         for pid in map(int, pids):
             if pid not in kept:

@@ -20,6 +20,7 @@ from fscoord.testing.contract.place import until
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 HOW_TO = EXAMPLES.parent / "docs" / "how-to" / "slurm.md"
+ENDED = suppress(FileNotFoundError, ProcessLookupError)  # a process that ends while /proc shows it raises either
 COUNTS = ["[0] 3 the", "[0] 2 cat", "[0] 1 dog", "[0] 1 saw"]
 
 
@@ -130,8 +131,9 @@ def test_checkpoint_of_the_how_to_is_resumed_by_the_requeued_job(tmp_path, slurm
     with start(STEPS="1000000000") as job, killed_at_the_end(job):
         until(lambda: handlers(job.pid) == 2)
         for pid in descendants(job.pid):
-            if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGUSR1)
+            with ENDED:
+                if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGUSR1)
         assert job.wait(PATIENCE_S) == 0
     assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
     (step,) = {int((kept / f"rank{rank}").read_text()) for rank in range(2)}
@@ -150,24 +152,27 @@ def killed_at_the_end(job):
         yield
     finally:
         for pid in {job.pid, *descendants(job.pid)} if job.poll() is None else ():
-            os.kill(pid, signal.SIGKILL)
+            with ENDED:
+                os.kill(pid, signal.SIGKILL)
 
 
 def handlers(pid):
     """Return how many workers below the process `pid` have a handler of SIGUSR1."""
     count = 0
     for each in descendants(pid):
-        words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
-        if b"train.py" in words[:3]:  # a worker: its launcher has more words
-            (caught,) = re.findall(r"^SigCgt:\s(\w+)$", Path(f"/proc/{each}/status").read_text(), re.MULTILINE)
-            count += int(caught, 16) >> (signal.SIGUSR1 - 1) & 1
+        with ENDED:
+            words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
+            if b"train.py" in words[:3]:  # a worker: its launcher has more words
+                (caught,) = re.findall(r"^SigCgt:\s(\w+)$", Path(f"/proc/{each}/status").read_text(), re.MULTILINE)
+                count += int(caught, 16) >> (signal.SIGUSR1 - 1) & 1
     return count
 
 
 def descendants(pid):
     found = [pid]
     for each in found:
-        for task in Path(f"/proc/{each}/task").iterdir():
-            with suppress(FileNotFoundError):  # the thread has ended
-                found += map(int, (task / "children").read_text().split())
+        with ENDED:
+            for task in list(Path(f"/proc/{each}/task").iterdir()):
+                with ENDED:  # the thread
+                    found += map(int, (task / "children").read_text().split())
     return set(found[1:])

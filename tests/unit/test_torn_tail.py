@@ -190,7 +190,7 @@ def test_handle_that_times_out_in_zeros_reads_on_with_each_call(
         store.set("k", "1")
     size = os.path.getsize(path)
     os.truncate(path, size + 10 * 4096)
-    with FileStore(path, timeout=0.001, read_only=read_only) as other:
+    with FileStore(path, read_only=read_only) as other:
         log_of(other).handle.zeros.is_sparse = False
         log_of(other).handle.zeros.forget()
         other.set_timeout(timedelta(0))
