@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -207,8 +208,10 @@ def test_mount_option_is_found_with_or_without_a_value() -> None:
 def test_directory_mounted_on_demand_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [TABLE, [*TABLE, "36 35 0:46 / /auto rw - nfs4 server:/x rw,vers=4.2"]]
     monkeypatch.setattr(system, "mount_table", lambda: tables.pop(0) if len(tables) > 1 else tables[0])
-    monkeypatch.setattr(system.os, "open", lambda path, flags, mode: {"/auto": -1}[path])
+    asked: list[str] = []
+    monkeypatch.setattr(system, "open_file", lambda path, *_: asked.append(path) or os.open(os.devnull, os.O_RDONLY))
     assert find_mount("/auto/store").kind == "nfs4"
+    assert asked == ["/auto"]
 
 
 def test_automounted_directory_is_looked_up_once_it_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
