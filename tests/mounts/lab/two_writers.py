@@ -1,10 +1,10 @@
 """`two_writers.py SECONDS [PART [LOOKERS]]`: what two mounts lose that append and count under a lock.
 
-It needs no fscoord. It runs in the labs of `glab.py`, `clab.py` and `mlab.py`, or with NFS_A and NFS_B set to two mounts of one
-file system. Each line of the output is one kind of lock and one way to write; PART selects those that contain this
-text. A line says how often both processes had the lock, how many of the counter's increments and of the appended lines
-are missing, and how many reads returned other bytes than were written. LOOKERS processes on each mount read meanwhile,
-without the lock. Exit status: 0 some way is sound, 1 none is.
+It needs no fscoord. It runs in the labs `glab.py`, `clab.py` and `mlab.py`, or with NFS_A and NFS_B set to two mounts
+of one file system. Each line of the output is one kind of lock and one way to write; PART selects those that contain
+this text. A line says how often both processes had the lock, how many of the counter's increments and of the appended
+lines are missing, and how many reads returned other bytes than were written. LOOKERS processes on each mount read
+meanwhile, without the lock. Exit status: 0 some way is sound, 1 none is.
 """
 
 from __future__ import annotations
