@@ -1,7 +1,7 @@
-"""`python -m benchmarks.page RESULTS`: put the results of `--only meet --json RESULTS` into docs/performance.md.
+"""`python -m benchmarks.page RESULTS`: put the results of `--only meet --json RESULTS` on the page of budgets.
 
-The tables stand between marks of the page. The picture is drawn anew. With `--check` the program writes nothing,
-and the exit status says whether the page agrees with the results.
+The tables stand between marks of docs/contributors/performance.md. The picture is drawn anew. With `--check`
+the program writes nothing, and the exit status says whether the page agrees with the results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.uncontended import OPERATIONS
 from benchmarks.wakeup import BARE
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE = DOCS / "performance.md"
+PAGE = DOCS / "contributors" / "performance.md"
 PICTURE = DOCS / "pictures" / "barrier_time.svg"
 MARKED = re.compile(r"(<!-- (\w+): from the results -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.scaling_page RESULTS`: write docs/scaling.md from the results of `benchmarks.scaling`.
+"""`python -m benchmarks.scaling_page RESULTS`: write docs/contributors/scaling.md.
+
+RESULTS are those of `benchmarks.scaling`.
 
 The tables stand between marks of the page. The pictures are drawn anew, and the terms are written into the doctor's
 module that predicts with them. With `--check` the program writes nothing, and the exit status says whether the page,
@@ -41,7 +43,7 @@ from benchmarks.stores import ETCD, OURS, TORCH_FILE
 from fscoord.doctor.prediction import SHOW_S, Job, readers
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "scaling.md"
+PAGE = ROOT / "docs" / "contributors" / "scaling.md"
 PICTURES = ROOT / "docs" / "pictures"
 MODULE = ROOT / "fscoord" / "doctor" / "prediction.py"
 
