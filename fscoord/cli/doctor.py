@@ -187,7 +187,7 @@ def _forecast(found: dict[str, Any]) -> list[str]:
     read = f"{size_text(found['barrier_bytes'])} read"
     trip = _duration(found["round_trip_s"])
     return [
-        f"what {many} will cost, by a model (docs/performance.md), at {trip} for a round trip",
+        f"what {many} will cost, by a model (docs/how-to/many-nodes.md), at {trip} for a round trip",
         f"  a barrier            {_duration(found['barrier_s'])}, {found['barrier_requests']:,} requests, {read}",
         f"  add, all at once     {found['adds_per_s']:,.0f} a second, {found['add_requests']:.3g} requests each",
         f"  add, one rank alone  {_duration(found['lone_add_s'])}, {LONE_ADD_REQUESTS} requests",
