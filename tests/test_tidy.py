@@ -424,7 +424,7 @@ def test_claims_on_the_page_on_the_tests_each_have_a_command_that_is_there() -> 
     )
     environments |= {"py", "py310", "py311", "py312", "py313", "py314"}
     assert len(claims) > 30
-    for claim, _shown_by, commands in claims:
+    for claim, commands in claims:
         paths = re.findall(r"tests/[\w/.]+", commands)
         named = [name for names in re.findall(r"tox -e ([\w,]+)", commands) for name in names.split(",")]
         assert paths or named, f"{claim} has no command"
