@@ -50,7 +50,7 @@ ON_REQUEST = {"etcd", "handover", "optuna"}
 """What needs a server or another package, or is a part of another one, and is measured only when it is asked for."""
 
 GROUPS = {"meet": ("barrier", "contended", "wakeup", "handover", "reading", "uncontended")}
-"""Several by one name. ``meet`` is all that docs/performance.md has a budget for where processes meet."""
+"""Several by one name. ``meet`` is all that docs/contributors/performance.md has a budget for where processes meet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

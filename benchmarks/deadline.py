@@ -14,7 +14,7 @@ from benchmarks.stores import OURS, TORCH_FILE, TORCH_TCP, fresh
 
 TIMEOUT_S = 0.05
 LOG_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 1, 0)
-"""The byte that all writers of a log lock, see docs/format.md, as fcntl(2) wants it on 64-bit Linux."""
+"""The byte that all writers of a log lock, see docs/contributors/format.md, as fcntl(2) wants it on 64-bit Linux."""
 
 BUDGET = Budget("50 ms at most", limit=50.0)
 

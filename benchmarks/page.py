@@ -1,7 +1,7 @@
-"""`python -m benchmarks.page RESULTS`: put the results of `--only meet --json RESULTS` into docs/performance.md.
+"""`python -m benchmarks.page RESULTS`: put the results of `--only meet --json RESULTS` on the pages of performance.
 
-The tables stand between marks of the page. The picture is drawn anew. With `--check` the program writes nothing,
-and the exit status says whether the page agrees with the results.
+The tables stand between marks of docs/performance.md and docs/contributors/performance.md. The picture is drawn anew. With `--check`
+the program writes nothing, and the exit status says whether the page agrees with the results.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import barriers, contended, uncontended
 from benchmarks.locks import FILELOCK, OURS as OUR_LOCK, WRITES
@@ -23,8 +23,9 @@ from benchmarks.uncontended import OPERATIONS
 from benchmarks.wakeup import BARE
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE = DOCS / "performance.md"
+PAGES = [DOCS / "performance.md", DOCS / "contributors" / "performance.md"]
 PICTURE = DOCS / "pictures" / "barrier_time.svg"
+R = TypeVar("R")
 MARKED = re.compile(r"(<!-- (\w+): from the results -->\n).*?(<!-- end -->)", re.DOTALL)
 
 AFTER_A_PAUSE = "wake-up, one way, after a pause of 5 ms"
@@ -247,6 +248,12 @@ PARTS: dict[str, Callable[[Run], str]] = {
 }
 
 
+def filled(page: Path, parts: Mapping[str, Callable[[R], str]], run: R) -> str:
+    """Return the text of a page with the parts that stand between its marks made from the results of `run`."""
+    before = page.read_text(encoding="utf-8")
+    return MARKED.sub(lambda match: f"{match[1]}\n{parts[match[2]](run)}\n{match[3]}", before)
+
+
 def picture(run: Run) -> str:
     """Return the drawing of the time of a barrier."""
     names = {
@@ -275,9 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     found = json.loads(Path(options.results).read_text(encoding="utf-8"))
     run = Run(found["machine"], {row["work"]: row for row in found["results"]})
-    before = PAGE.read_text(encoding="utf-8")
-    after = MARKED.sub(lambda match: f"{match[1]}\n{PARTS[match[2]](run)}\n{match[3]}", before)
-    new = {PAGE: after, PICTURE: picture(run)}
+    new = {page: filled(page, PARTS, run) for page in PAGES} | {PICTURE: picture(run)}
     for path, text in new.items():
         if options.check:
             if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--no-etcd", action="store_true")
     options = parser.parse_args()
     if len(hosts.NAMES) < max(nodes for nodes, _ in options.shapes or SHAPES):
-        sys.exit("this runs in the laboratory, with as many hosts: see docs/scaling.md")
+        sys.exit("this runs in the laboratory, with as many hosts: see docs/contributors/scaling.md")
     options.no_torch = options.no_torch or bool(is_missing(TORCH_FILE))
     options.no_etcd = options.no_etcd or bool(is_missing(ETCD))
     facts = machine.facts(f"/mnt/{hosts.NAMES[0]}") | {"etcd": "" if options.no_etcd else etcd.version()}

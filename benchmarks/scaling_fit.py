@@ -1,4 +1,4 @@
-"""The model of docs/scaling.md: terms fitted to some results of `benchmarks.scaling`, and checked on the rest."""
+"""The model of docs/contributors/scaling.md: terms fitted to results of `benchmarks.scaling`, checked on others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.scaling_page RESULTS`: write docs/scaling.md from the results of `benchmarks.scaling`.
+"""`python -m benchmarks.scaling_page RESULTS`: write the figures of scaling.
 
-The tables stand between marks of the page. The pictures are drawn anew, and the terms are written into the doctor's
-module that predicts with them. With `--check` the program writes nothing, and the exit status says whether the page,
-the pictures and the terms agree with the results.
+RESULTS are those of `benchmarks.scaling`.
+
+The tables stand between marks of docs/how-to/many-nodes.md and docs/contributors/scaling.md. The pictures are drawn
+anew, and the terms are written into the doctor's module that predicts with them. With `--check` the program writes
+nothing, and the exit status says whether the pages, the pictures and the terms agree with the results.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.page import MARKED, figure, table
+from benchmarks.page import figure, filled, table
 from benchmarks.picture import draw
 from benchmarks.scaling import TREES
 from benchmarks.scaling_fit import (
@@ -41,7 +43,7 @@ from benchmarks.stores import ETCD, OURS, TORCH_FILE
 from fscoord.doctor.prediction import SHOW_S, Job, readers
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "scaling.md"
+PAGES = [ROOT / "docs" / "how-to" / "many-nodes.md", ROOT / "docs" / "contributors" / "scaling.md"]
 PICTURES = ROOT / "docs" / "pictures"
 MODULE = ROOT / "fscoord" / "doctor" / "prediction.py"
 
@@ -320,8 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.results.write_text(joined(options.join), encoding="utf-8")
         return
     run = load(options.results)
-    page = MARKED.sub(lambda match: f"{match[1]}\n{PARTS[match[2]](run)}\n{match[3]}", PAGE.read_text(encoding="utf-8"))
-    new = {PAGE: page, MODULE: module(run, MODULE.read_text(encoding="utf-8"))}
+    new = {page: filled(page, PARTS, run) for page in PAGES}
+    new |= {MODULE: module(run, MODULE.read_text(encoding="utf-8"))}
     new |= {PICTURES / f"{name}.svg": text for name, text in pictures(run).items()}
     for path, text in new.items():
         if options.check:

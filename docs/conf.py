@@ -113,9 +113,9 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 
-def install_from_index(_app: Sphinx, _name: str, source: list[str]) -> None:
-    """Make the install lines of a page true for the package index, if `ON_THE_INDEX`."""
-    if ON_THE_INDEX:
+def install_from_index(_app: Sphinx, name: str, source: list[str]) -> None:
+    """Make the install lines of a page true for the package index, if `ON_THE_INDEX`; one page has both."""
+    if ON_THE_INDEX and name != "install":
         source[0] = re.sub(r"pip install '\.(\[[a-z,]+\])'", r"pip install 'fscoord\1'", source[0])
         source[0] = source[0].replace("pip install .`", "pip install fscoord`").replace(" (in a checkout)", "")
 

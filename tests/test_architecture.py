@@ -20,7 +20,8 @@ pytestmark = pytest.mark.once
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
-PAGES = [DOCS / "architecture.md", *sorted((DOCS / "architecture").glob("*.md"))]
+CONTRIBUTORS = DOCS / "contributors"
+PAGES = [CONTRIBUTORS / "architecture.md", *sorted((CONTRIBUTORS / "architecture").glob("*.md"))]
 NOT_CODE = re.compile(r"^```.*?^```$|\{\w+\}`[^`]+`", re.MULTILINE | re.DOTALL)  # drawings, and roles of Sphinx
 SPAN = re.compile(r"`([^`]+)`")
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -113,7 +114,7 @@ def test_architecture_names_only_paths_and_names_that_are_there() -> None:
 
 
 def test_times_are_those_of_the_code() -> None:
-    page = (DOCS / "architecture" / "times.md").read_text(encoding="utf-8")
+    page = (CONTRIBUTORS / "architecture" / "times.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` of `([\w/]+)\.py` \| ([\d.]+) \|", page, re.MULTILINE)
     assert len(rows) > 30
     named = [(getattr(import_module(f"fscoord.{path.replace('/', '.')}"), name), value) for name, path, value in rows]
@@ -136,7 +137,7 @@ def test_architecture_knows_every_module_of_the_log() -> None:
         and module not in named
         and not any(module.startswith(folder) for folder in folders & named)
     ]
-    assert unknown == [], "docs/architecture.md says to which part of the log each module belongs"
+    assert unknown == [], "docs/contributors/architecture.md says to which part of the log each module belongs"
 
 
 def drawings_on(page: Path) -> list[Path]:

@@ -22,5 +22,6 @@ The parts, from the bottom up. No part imports a part that follows it in this li
 - `opened`: choose the access for a mount. `inspect`: read logs that may be damaged, without a handle.
 - `shared`: the parts for a log that several hosts share. Only `shared.combining` imports `log`: it begins transactions.
 
-docs/architecture/operations.md follows each kind of operation through these parts. docs/format.md specifies the bytes.
+docs/contributors/architecture/operations.md follows each kind of operation through these parts.
+docs/contributors/format.md specifies the bytes.
 """

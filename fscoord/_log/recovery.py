@@ -15,7 +15,7 @@ from typing import Final
 
 # The flags are ints, because an operation on an IntFlag takes a microsecond, and one on an int a hundredth of that. At
 # most one of POSITION and APPLYING is set, because each is assigned in place of the other. The other flags are set in
-# any combination. `docs/architecture/recovery.md` has the table.
+# any combination. `docs/contributors/architecture/recovery.md` has the table.
 
 POSITION: Final = 1
 """The position of the read descriptor is unknown. An operation sets the flag before every read and append, and clears

@@ -7,7 +7,7 @@ inherits keep the parent's file locks. So a child creates every mutex of the pac
 A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in the
 order of `ORDER`, whatever the order of imports. If a signal handler interrupts a step, for example after Ctrl-C, all
 steps run again. So it must be safe to run each step twice. A step may only acquire mutexes that the same step or an
-earlier step has created again. A step does not call `process_epoch`. docs/forks.md lists what each step does.
+earlier step has created again. A step does not call `process_epoch`. docs/contributors/forks.md lists them.
 """
 
 from __future__ import annotations

@@ -185,8 +185,9 @@ def _forecast(found: dict[str, Any]) -> list[str]:
     nodes, ranks = found["nodes"], found["ranks_per_node"]
     many = f"{nodes:,} nodes with {ranks:,} ranks each" if nodes > 1 else f"one node with {ranks:,} ranks"
     read = f"{size_text(found['barrier_bytes'])} read"
+    trip = _duration(found["round_trip_s"])
     return [
-        f"what {many} will cost, by a model (docs/scaling.md), at {_duration(found['round_trip_s'])} for a round trip",
+        f"what {many} will cost, by a model (docs/how-to/many-nodes.md), at {trip} for a round trip",
         f"  a barrier            {_duration(found['barrier_s'])}, {found['barrier_requests']:,} requests, {read}",
         f"  add, all at once     {found['adds_per_s']:,.0f} a second, {found['add_requests']:.3g} requests each",
         f"  add, one rank alone  {_duration(found['lone_add_s'])}, {LONE_ADD_REQUESTS} requests",

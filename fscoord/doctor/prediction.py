@@ -1,7 +1,7 @@
 """`predict` estimates by a model the cost of a job's coordination on a file server. This module does no I/O.
 
-The terms of the model are fitted to measurements with 2 to 8 hosts. docs/scaling.md has the measurements, the errors of
-the model and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.
+The terms of the model are fitted to measurements with 2 to 8 hosts. docs/contributors/scaling.md has the measurements,
+the errors of the model and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_terms_count_nodes_pairs_of_nodes_and_ranks() -> None:
     ],
 )
 def test_requests_are_predicted_where_they_were_not_fitted(work: str, terms: Terms, each: int) -> None:
-    """The error that docs/scaling.md states: three of four predictions are off by less than a quarter."""
+    """The error that docs/contributors/scaling.md states: three of four predictions are off by less than a quarter."""
     rows = measured(work)
     assert len(rows) >= 8
     off = [terms.of(job(row), shown(row)) / (row["requests"] * (1 if each else job(row).ranks)) - 1 for row in rows]

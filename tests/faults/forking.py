@@ -293,7 +293,7 @@ def fork_alone(case: Case, moment: Moment) -> int:
     """Fork, and record whether another thread is just then in a call that reads a directory.
 
     Nobody takes the interpreter from this thread meanwhile. CPython opens the directory in that call, and a child of
-    the fork keeps the descriptor: docs/forks.md, "What can't be had".
+    the fork keeps the descriptor: docs/contributors/forks.md, "What can't be had".
     """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(HANG_S)

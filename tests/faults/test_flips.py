@@ -347,7 +347,7 @@ def test_random_damage_never_changes_a_record(path: str, rng: random.Random, sca
 
 
 def test_flip_in_a_durable_log_that_ends_in_zeros_may_look_like_a_lost_sector(path: str) -> None:
-    """The one exception, which docs/format.md admits: and it is the last record only."""
+    """The one exception, which docs/contributors/format.md admits: and it is the last record only."""
     data = make(path, lambda handle: [handle.write(b"k", bytes(1500)) for _ in range(2)], durable=True)
     found = steps(data)
     put(path, flip(data, 8 * (found[-1].end - 20)))

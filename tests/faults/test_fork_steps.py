@@ -18,7 +18,7 @@ import fscoord
 from fscoord._runtime import file_events, forks, system
 
 PACKAGE = Path(fscoord.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "forks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "contributors" / "forks.md"
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 MAKERS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Thread", "Timer"}
 MAKERS |= {
@@ -110,7 +110,7 @@ def test_page_on_forks_names_every_module_with_a_lock_a_thread_or_a_step() -> No
     text = PAGE.read_text()
     needed = [module for module in MODULES if makes_a_lock_or_thread(module) or steps_of(module)]
     silent = [module for module in needed if f"`{module}`" not in text]
-    assert silent == [], "docs/forks.md must say what a forked child does to the locks and threads of these"
+    assert silent == [], "contributors/forks.md must say what a forked child does to the locks and threads of these"
 
 
 def test_page_on_forks_has_the_steps_in_their_order() -> None:

@@ -167,8 +167,9 @@ def test_ranks_of_a_barrier_share_requests(counted: Sides) -> None:
 
 
 PREDICTED_TIMES = 2
-"""By how much a barrier may differ from the model: docs/scaling.md states its errors, of runs with a round-trip time.
-Without one, as here, batches are smaller."""
+"""By how much a barrier may differ from the model.
+
+docs/contributors/scaling.md states its errors in runs with a round-trip time. Without one, batches are smaller."""
 
 
 def test_barrier_costs_the_requests_that_the_doctor_predicts(counted: Sides) -> None:

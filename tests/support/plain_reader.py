@@ -1,4 +1,4 @@
-"""A reader of logs, written from docs/format.md alone: it shares no code with fscoord, and goes the slow, plain way."""
+"""A reader of logs, written from docs/contributors/format.md alone. It shares no code with fscoord, and is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/format.md, and the logs of its version 3: readable, by fscoord and by a reader written from that page alone."""
+"""docs/contributors/format.md, and logs of its version 3, readable by fscoord and by a reader written from the page."""
 
 from __future__ import annotations
 

@@ -428,7 +428,7 @@ def test_session_without_a_rank_is_encoded_with_rank_minus_one(rank: int | None,
 
 
 def test_header_has_zeros_in_its_reserved_bytes() -> None:
-    """docs/format.md: behind the kind of lock."""
+    """docs/contributors/format.md: behind the kind of lock."""
     assert Header(b"i" * 16, 7).encode()[16:20] == b"\7\0\0\0"
 
 
@@ -530,7 +530,7 @@ def test_seal_is_followed_by_a_forward_only(kind: str) -> None:
         meaning(kind, sealed=True)
 
 
-# Which log a file belongs to: the table of docs/format.md
+# Which log a file belongs to: the table of docs/contributors/format.md
 
 
 LINEAGE = b"l" * 16

@@ -2,7 +2,7 @@
 
 A torn record was not written completely, because its writer died or the disk was full. It is never truncated. The next
 writer extends the file with zeros up to `void_place`, and appends a VOID there: a record after which readers continue.
-See docs/format.md, "Torn tails".
+See docs/contributors/format.md, "Torn tails".
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Users rename, copy, archive and restore logs, so the name of a file does not prove that the file belongs to a log. An
 inode number alone does not prove it either, because file systems reuse inode numbers. The header therefore holds the
-lineage (the id of the log's first file), and the inode numbers of the file and of generation 0. See docs/format.md,
-"Identity".
+lineage (the id of the log's first file), and the inode numbers of the file and of generation 0. See
+docs/contributors/format.md, "Identity".
 
 The header also holds the number of the run that the file belongs to, and the ids of this run and of earlier runs. They
 determine whether a handle joins the present run, begins a new run, or belongs to a superseded run.

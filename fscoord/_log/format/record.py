@@ -1,4 +1,4 @@
-"""Encode and decode records: framing, checksums and limits of the format that docs/format.md specifies. Pure.
+"""Encode and decode records: framing, checksums and limits of the format in docs/contributors/format.md. Pure.
 
 The *chain* is one CRC-32 over the bytes of a file in their order, from the end of the header on. Each record ends with
 the chain of all bytes before that checksum. One call of `crc32` therefore verifies any number of consecutive records:

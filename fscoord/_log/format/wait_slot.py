@@ -2,7 +2,7 @@
 
 A slot is a hint for people. A slot may be partly written. It may also be stale, because a killed process does not clear
 its slot. So each slot has a checksum, and contains the identity of its session. A reader ignores a slot whose checksum
-or session is wrong. ``docs/format.md`` specifies the bytes.
+or session is wrong. ``docs/contributors/format.md`` specifies the bytes.
 """
 
 from __future__ import annotations

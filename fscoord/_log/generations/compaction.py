@@ -2,7 +2,7 @@
 
 The new generation is a file of its own. It is written, synced and locked before any record names it. Then one record,
 the seal, ends the old generation and names the new one. The seal is the commit: no file is renamed, and no crash leaves
-anything to repair. See `Compactor._commit`, and the table in `docs/architecture/operations.md`.
+anything to repair. See `Compactor._commit`, and the table in `docs/contributors/architecture/operations.md`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The station is a directory beside the bell of the host (the file that wakes waiters), and is private to its user. The
 subdirectory ``q`` contains the requests. The subdirectory ``a`` contains the addresses of the threads that wait for an
-answer. The leader locks the file ``seat``. docs/format.md lists the names. The directory is in memory if possible,
-because a request is published much faster there.
+answer. The leader locks the file ``seat``. docs/contributors/format.md lists the names. The directory is in memory if
+possible, because a request is published much faster there.
 
 - A **request** is usually a symbolic link, whose text is the request: one call creates the link, and one call reads it.
   A file would take four calls. A request that is too long for a link is a file, which is written under another name and
