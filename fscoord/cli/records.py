@@ -51,7 +51,9 @@ def _word(key: bytes) -> str:
 
 
 def _change(key: bytes, value: bytes | None) -> str:
-    return f"{_word(key)} deleted" if value is None else f"{_word(key)}={printable(value)}"
+    if value is None:
+        return f"{_word(key)} deleted"
+    return f"{_word(key)}={_line(value) if key.endswith(LINE) else printable(value)}"
 
 
 def _arrival(token: bytes) -> str:

@@ -368,12 +368,12 @@ class Line:
             None, or the current value of the line if the compare-and-set failed.
         """
         new = format_line(state, stamp)
-        if self._transacts and text:  # an empty line wakes nobody
-            gone = [
-                self._wake_key(each.id) for each in old.wake_ups if each.by == IN_STEP and each not in state.wake_ups
-            ]
+        gone = [each for each in old.wake_ups if each.by == IN_STEP and each not in state.wake_ups]
+        if self._transacts and (called or gone):
             present = {self._key: new, **{self._wake_key(name): b"1" for name in called}}
-            if not self._store.transact(compare={self._key: text}, set=present, delete=gone):
+            if not self._store.transact(
+                compare={self._key: text}, set=present, delete=[self._wake_key(each.id) for each in gone]
+            ):
                 return text
             self._text = new
             return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from contract.worker import START_S, Workers, start
-from support.internals import Waiter, bucket, line_module as _line, parse_line, watcher as ticket
+from support.internals import Waiter, bucket, decode_changes, line_module as _line, parse_line, watcher as ticket
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import ThirdPartyPlace, place_of
 
@@ -532,8 +532,11 @@ def arrivals(path: str) -> dict[str, int]:
     """Return, in the order in which they came to stand in the line "l", each with its token in the end."""
     found: dict[str, int] = {}
     for entry in dump(path):
-        if entry.key == b"l/line" and entry.kind == "compare_set":
-            for each in parse_line(entry.value).entries:
+        changes: Any = [(entry.key, entry.value)] if entry.kind == "compare_set" else []
+        if entry.kind in ("multi_set", "transaction"):
+            changes = decode_changes(entry.value)
+        for text in [value for key, value in changes if key == b"l/line"]:
+            for each in parse_line(text).entries:
                 found[each.id] = each.token
     return found
 

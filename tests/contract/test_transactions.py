@@ -10,7 +10,7 @@ import pytest
 from support.internals import notifier_of
 from support.places import Place, start_thread, until, wait_in_vain
 
-from fscoord import FileStore, PrefixStore, inspect
+from fscoord import FileStore, HashStore, PrefixStore, StoreError, inspect
 from fscoord.recipes import Lock
 
 
@@ -75,6 +75,36 @@ def test_release_by_a_holder_that_was_woken_is_one_transaction(tmp_path: Path, m
     third.release()
     assert PrefixStore("l", store).list_keys() == ["line"]
     place.close()
+
+
+def test_view_that_overrides_an_operation_has_no_transactions(tmp_path: Path) -> None:
+    class Watched(PrefixStore):
+        """It may override `set` or `compare_set`, so a transaction must not pass them by."""
+
+    with FileStore(tmp_path / "store") as store:
+        assert PrefixStore("a", store).capabilities.transacts
+        for view in (Watched("a", store), PrefixStore("a", Watched("a", store))):
+            assert not view.capabilities.transacts
+            with pytest.raises(StoreError, match="Watched has no transact, so nothing was changed"):
+                view.transact(set={"k": "1"})
+        assert store.num_keys() == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"set": {"k": "1"}, "delete": ["k"]},
+        {"set": {"k": "1"}, "add": {b"k": 1}},
+        {"delete": ["k", b"k"]},
+        {"set": {"k": "1", b"k": "2"}},
+        {"compare": {"k": None, b"k": None}},
+    ],
+)
+def test_key_that_occurs_twice_is_refused(changes: dict[str, Any]) -> None:
+    with HashStore() as store:
+        with pytest.raises(ValueError, match="key 'k' twice; nothing was written"):
+            store.transact(**changes)
+        assert store.num_keys() == 0
 
 
 def record_call(written: list[str], name: str, function: Any, *arguments: Any, **named: Any) -> Any:
