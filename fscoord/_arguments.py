@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from operator import index
-from typing import NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from fscoord.errors import BarrierError, LimitExceededError, StoreTimeoutError
 
@@ -37,6 +38,11 @@ class CounterRangeError(OverflowError):
 Key = str | bytes
 Value = str | bytes | bytearray | memoryview
 Timeout = float | int | timedelta
+
+# The key type of a `Mapping` is invariant, so a dict of ``str`` keys is not a ``Mapping[Key, ...]``.
+ComparedKey = TypeVar("ComparedKey", bound=Key)
+SetKey = TypeVar("SetKey", bound=Key)
+AddedKey = TypeVar("AddedKey", bound=Key)
 
 DEFAULT_TIMEOUT = 300.0
 KEY_MAX = 1024
@@ -157,6 +163,40 @@ def pairs_bytes(keys: Iterable[Key], values: Iterable[Value]) -> list[tuple[byte
             f"the keys and values of one multi_set are limited to {VALUE_MAX} bytes; nothing was written"
         )
     return list(zip(names, contents, strict=True))
+
+
+class Transaction(NamedTuple):
+    """The arguments of `Store.transact`, as bytes. No key occurs twice in `set`, `add` and `delete` together."""
+
+    compare: dict[bytes, bytes | None]
+    set: dict[bytes, bytes]
+    add: dict[bytes, int]
+    delete: list[bytes]
+
+
+def transaction_of(
+    compare: Mapping[ComparedKey, Value | None],
+    set: Mapping[SetKey, Value],  # noqa: A002 - as in `Store.transact`
+    add: Mapping[AddedKey, int],
+    delete: Iterable[Key],
+) -> Transaction:
+    """Return the arguments of `Store.transact` as bytes, and raise its errors."""
+    deleted = keys_bytes(delete)
+    compared = [(key_bytes(key), None if value is None else value_bytes(value)) for key, value in compare.items()]
+    present = [(key_bytes(key), value_bytes(value)) for key, value in set.items()]
+    added = [(key_bytes(key), check_int64("amount", amount)) for key, amount in add.items()]
+    for what, names in (
+        ("compares", [key for key, _ in compared]),
+        ("changes", [*deleted, *(key for key, _ in present), *(key for key, _ in added)]),
+    ):
+        twice = [key for key, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ValueError(f"the transaction {what} key {key_text(twice[0])!r} twice; nothing was written")
+    if sum(len(key) + len(value or b"") for key, value in [*compared, *present]) > VALUE_MAX:
+        raise LimitExceededError(
+            f"the keys and values of one transaction are limited to {VALUE_MAX} bytes; nothing was written"
+        )
+    return Transaction(dict(compared), dict(present), dict(added), deleted)
 
 
 def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:

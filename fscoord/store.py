@@ -12,28 +12,35 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial, wraps
-from types import EllipsisType, TracebackType
+from itertools import islice
+from types import EllipsisType, MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     KEY_MAX,
     VALUE_MAX,
+    AddedKey,
+    ComparedKey,
     CounterRangeError,
     Key,
     NotACounterError,
+    SetKey,
     Timeout,
+    Transaction,
     Value,
     check_positive,
     key_bytes,
     key_text,
     keys_bytes,
+    pairs_bytes,
     to_seconds,
     to_timedelta,
+    transaction_of,
     value_bytes,
 )
 from fscoord._runtime import system, tracing
@@ -58,6 +65,8 @@ D = TypeVar("D")
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound="Store")
 T = TypeVar("T")
+
+NOTHING: Final[MappingProxyType[Any, Any]] = MappingProxyType({})
 
 POLL_INTERVAL_S: Final = 0.1
 """The interval, in seconds, at which waits poll a store that can't report changes."""
@@ -88,6 +97,7 @@ class Capabilities(NamedTuple):
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         changes_conditionally: `Store.create`, `Store.pop` and `Store.delete_key` with ``expected`` work, each in one
             step. If False, these operations raise `StoreError`.
+        transacts: `Store.transact` works. If False, it raises `StoreError`.
         value_max: the longest value, in bytes. This number may also limit the size of one `Store.multi_set`.
     """
 
@@ -101,6 +111,7 @@ class Capabilities(NamedTuple):
     lists_any_key: bool = True
     deletes_at_once: bool = True
     changes_conditionally: bool = False
+    transacts: bool = False
     value_max: int = VALUE_MAX
 
 
@@ -287,6 +298,46 @@ class Store(ABC):
         Raises:
             ValueError: the numbers of keys and values differ; nothing is written.
         """
+        pairs = dict(pairs_bytes(keys, values))
+        if pairs:
+            self._transact(Transaction({}, pairs, {}, []))
+
+    def transact(
+        self,
+        *,
+        compare: Mapping[ComparedKey, Value | None] = NOTHING,
+        set: Mapping[SetKey, Value] = NOTHING,  # noqa: A002 - the names of the operations
+        add: Mapping[AddedKey, int] = NOTHING,
+        delete: Iterable[Key] = (),
+    ) -> bool:
+        """Compare some keys, and if all comparisons hold, change keys; all in one step.
+
+        Other callers see all changes or none, even if the process dies in the call. The call wakes the waiters of each
+        key that it sets.
+
+        Args:
+            compare: the value that each of these keys must have. None: the key must have no value.
+            set: the keys to set, with their values.
+            add: the counters to change, with the amounts to add, as by `add`.
+            delete: the keys whose values and queues to remove. A missing key is ignored.
+
+        Returns:
+            Whether the comparisons held. If False, nothing was changed.
+
+        Raises:
+            ValueError: a key occurs twice in `compare`, or in `set`, `add` and `delete` together; or the value of a key
+                in `add` is not an integer. Nothing was changed.
+            OverflowError: a sum does not fit in 64 bits. Nothing was changed.
+            StoreError: the store lacks the capability ``transacts``.
+        """
+        return self._transact(transaction_of(compare, set, add, delete))
+
+    def _transact(self, transaction: Transaction) -> bool:  # noqa: ARG002 - see there
+        """Perform `transact`. A store with the capability ``transacts`` overrides this method."""
+        raise StoreError(
+            f"{type(self).__name__} has no transact, so nothing was changed: the store can't change several keys in one"
+            " step (capabilities.transacts). Use a FileStore, HashStore or EtcdStore"
+        )
 
     @abstractmethod
     def queue_push(self, key: Key, value: Value) -> None:
@@ -591,28 +642,6 @@ class Store(ABC):
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
-    _exchanges_keys = False
-    """Whether the store implements `_exchange`."""
-
-    def _exchange(self, key: bytes, *_: Any) -> bytes:
-        """Perform a `compare_set` that, if it succeeds, also changes other keys in the same step.
-
-        Call this method only if `_exchanges_keys` is true. The changes are made in this order: the keys `absent`,
-        `key`, the keys `present`. If the process dies in the step, or an error has ``maybe_applied``, only the first of
-        these changes may have been made.
-
-        Args:
-            key: the key to compare and set.
-            expected: the value that `key` must have. An empty value also matches a missing key, as in `compare_set`.
-            desired: the value that `key` gets.
-            present: keys that get the value ``b"1"``.
-            absent: keys that are deleted, if they exist.
-
-        Returns:
-            The value of `key` afterwards, as `compare_set` returns it.
-        """
-        raise TypeError(f"{type(self).__name__} can't change {key_text(key)!r} and other keys in one step")
-
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         """Set `key` to `value`, or append `value` to it, with a timeout of `limit` seconds.
 
@@ -792,6 +821,8 @@ class StoreView(Store):
     def __init__(self, store: Store) -> None:
         self._inner = needed_store(store)
         self.capabilities: Capabilities = store.capabilities
+        if (type(self)._transact, type(self).transact) == (Store._transact, Store.transact):  # see `PrefixStore`
+            self.capabilities = store.capabilities._replace(transacts=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
@@ -823,6 +854,21 @@ class StoreView(Store):
     wait = on_keys(Store.wait)
     multi_get = on_keys(Store.multi_get)
     multi_set = on_keys(Store.multi_set)
+
+    def _transact(self, transaction: Transaction) -> bool:
+        compared, present, added, deleted = transaction
+
+        def transact(names: list[bytes]) -> bool:
+            full = iter(names)
+            return self._open().transact(
+                compare=dict(zip(islice(full, len(compared)), compared.values(), strict=True)),
+                set=dict(zip(islice(full, len(present)), present.values(), strict=True)),
+                add=dict(zip(islice(full, len(added)), added.values(), strict=True)),
+                delete=full,
+            )
+
+        return self._do("transact", [*compared, *present, *added, *deleted], transact)
+
     wait_alive = on_keys(Store.wait_alive)
     wait_sessions = on_keys(Store.wait_sessions)
 

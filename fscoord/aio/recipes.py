@@ -183,6 +183,30 @@ class Membership(Named):
     __aexit__ = for_tasks(recipes.Membership.__exit__)
 
 
+class Partitioner(Named):
+    """A fixed number of partitions that tasks and processes share out among themselves.
+
+    A task that is cancelled while it joins has not joined. A cancelled `leave` is completed.
+    """
+
+    _core: recipes.Partitioner
+
+    @made_of(recipes.Partitioner)
+    def __init__(self) -> None: ...
+
+    @property
+    @explained_by(recipes.Partitioner.partitions)
+    def partitions(self) -> dict[int, int]:
+        return self._core.partitions
+
+    join = for_tasks(recipes.Partitioner.join)
+    leave = for_tasks(recipes.Partitioner.leave)
+    rebalance = for_tasks(recipes.Partitioner.rebalance)
+    wait_changed = for_tasks(recipes.Partitioner.wait_changed)
+    __aenter__ = for_tasks(recipes.Partitioner.__enter__, itself)
+    __aexit__ = for_tasks(recipes.Partitioner.__exit__)
+
+
 @explained_by(recipes.Item)
 class Item(ForTasks):
     """An item that a task has taken from a queue. Call `ack` when it is processed, or `release` to return it.

@@ -89,6 +89,7 @@ class AsyncStore:
     list_keys = for_tasks(Store.list_keys)
     append = for_tasks(Store.append)
     multi_set = for_tasks(Store.multi_set)
+    transact = for_tasks(Store.transact)
     queue_push = for_tasks(Store.queue_push)
     queue_len = for_tasks(Store.queue_len)
     register = for_tasks(Store.register)

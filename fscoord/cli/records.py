@@ -6,7 +6,7 @@ from typing import Final
 
 from fscoord._arguments import MalformedText, parse_uint63, words_in
 from fscoord._log.format.control_records import decode_death
-from fscoord._log.format.record import MalformedRecord, decode_pairs
+from fscoord._log.format.record import MalformedRecord, decode_changes
 from fscoord._runtime.escaping import printable
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord.inspect import Entry
@@ -31,8 +31,8 @@ class RecordWords:
             elif entry.kind == "death":
                 number = decode_death(value)
                 return f"session {number} ({self._owners.get(number, 'unknown')}) was found dead"
-            elif entry.kind == "multi_set":
-                return ", ".join(f"{_word(name)}={printable(each)}" for name, each in decode_pairs(value))
+            elif entry.kind in ("multi_set", "transaction"):
+                return ", ".join(_change(name, each) for name, each in decode_changes(value))
             elif entry.kind == "append" and key.endswith(ARRIVALS):
                 return ", ".join(map(_arrival, value.split()))
             elif entry.kind == "set" and key.endswith(COMPLETE):
@@ -48,6 +48,12 @@ class RecordWords:
 
 def _word(key: bytes) -> str:
     return printable(key).replace(" ", "\\x20")
+
+
+def _change(key: bytes, value: bytes | None) -> str:
+    if value is None:
+        return f"{_word(key)} deleted"
+    return f"{_word(key)}={_line(value) if key.endswith(LINE) else printable(value)}"
 
 
 def _arrival(token: bytes) -> str:

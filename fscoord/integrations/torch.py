@@ -205,6 +205,10 @@ class TorchStore(dist.Store):
         return self._store_with_timeout().pop(key)
 
     @_raise_torch_errors
+    def transact(self, **changes: Any) -> bool:
+        return self._store_with_timeout().transact(**changes)
+
+    @_raise_torch_errors
     def queue_push(self, key: Key, value: Value) -> None:
         self._store_with_timeout().queue_push(key, value)
 

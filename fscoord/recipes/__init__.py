@@ -15,6 +15,7 @@ from fscoord.recipes.latch import DoubleBarrier, Latch
 from fscoord.recipes.lock import Fenced, Lock, ReadWriteLock, RLock, Semaphore
 from fscoord.recipes.membership import Membership, Participant
 from fscoord.recipes.once import once
+from fscoord.recipes.partitioner import Partitioner
 from fscoord.recipes.queue import PriorityQueue, Queue
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Lock",
     "Membership",
     "Participant",
+    "Partitioner",
     "PriorityQueue",
     "Queue",
     "QueuedItem",

@@ -14,7 +14,7 @@ from fscoord._arguments import MalformedText, parse_uint63, utf8, words_in
 NO_LEASE = "-"
 
 IN_STEP: Final = "-"
-"""The value of `WakeUp.by` if one transaction writes the record and sets the wake key; see `Store._exchange`."""
+"""The value of `WakeUp.by` if one transaction writes the record and sets the wake key; see `Store.transact`."""
 
 _SECONDS: Final = re.compile(r"[0-9]{1,300}(\.[0-9]{1,300})?(e[-+]?[0-9]{1,5})?")
 """Matches the `repr` of a float that is not negative."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 
-from fscoord._arguments import CounterRangeError, MalformedText, NotACounterError, key_text, parse_uint63, to_seconds
+from fscoord._arguments import (
+    CounterRangeError,
+    MalformedText,
+    NotACounterError,
+    key_bytes,
+    key_text,
+    parse_uint63,
+    to_seconds,
+)
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreTimeoutError
@@ -77,3 +85,14 @@ def add_checked(store: Store, key: bytes, amount: int = 1) -> int:
         return store.add(key, amount)
     except (NotACounterError, CounterRangeError) as error:
         raise FscoordError(f"{error}; delete the key, or use another name") from error
+
+
+def announce(store: Store, prefix: bytes, count: int, kept: int) -> None:
+    """Set the change key `count` below `prefix`, for which observers wait, and delete all but the last `kept` keys."""
+    store.set(prefix + b"%d" % count, b"1")
+    if count > kept:
+        store.delete_key(prefix + b"%d" % (count - kept))
+    if count % kept == 0:  # also delete keys of processes that died before they deleted them
+        for key in map(key_bytes, store.list_keys(prefix)):
+            if parse_count(key, key[len(prefix) :]) <= count - kept:
+                store.delete_key(key)

@@ -18,10 +18,9 @@ No wake key stays in the store, whenever a process dies. The write that serves a
 the process is about to set the key. The record stays until the key has been deleted, or until the process that sets the
 key has finished or is dead. Each change of the line deletes the wake keys of entries that have left.
 
-A store that implements `Store._exchange` changes the line and the wake keys in one transaction, so a release is one
+On a store with the capability ``transacts`` the line and the wake keys change in one transaction, so a release is one
 transaction. On another store a release is three operations: delete the wake key of the released entry, change the line,
-and set the next wake key. Processes whose stores implement `_exchange` and other processes may share a line. For
-example, a view that overrides operations of its store does not implement `_exchange`.
+and set the next wake key. Processes of both kinds may share a line: a view may lack a capability of its store.
 
 The value is text. The first row has the last token, a stamp that differs in every write, and the pending wake-ups. Each
 further row is one `~fscoord.recipes._entry.Entry`.
@@ -103,7 +102,7 @@ class Line:
         self._store = needed_store(store)
         self._prefix = key_bytes(name)
         self._key = self._prefix + b"/line"
-        self._exchanges = store._exchanges_keys  # whether a change of the line and of wake keys is one step
+        self._transacts = store.capabilities.transacts  # whether a change of the line and of wake keys is one step
         self._policy = policy
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
         self._signs = LeaseMonitor()
@@ -369,13 +368,13 @@ class Line:
             None, or the current value of the line if the compare-and-set failed.
         """
         new = format_line(state, stamp)
-        if self._exchanges:
-            gone = [
-                self._wake_key(each.id) for each in old.wake_ups if each.by == IN_STEP and each not in state.wake_ups
-            ]
-            found = self._store._exchange(self._key, text, new, [self._wake_key(name) for name in called], gone)
-            if found != new:
-                return found
+        gone = [each for each in old.wake_ups if each.by == IN_STEP and each not in state.wake_ups]
+        if self._transacts and (called or gone):
+            present = {self._key: new, **{self._wake_key(name): b"1" for name in called}}
+            if not self._store.transact(
+                compare={self._key: text}, set=present, delete=[self._wake_key(each.id) for each in gone]
+            ):
+                return text
             self._text = new
             return None
         _waking.update(called)
@@ -409,7 +408,7 @@ class Line:
                 each for each in later if (each.session in own or each.by == self._me[2]) and each.id not in _waking
             ]
             over.update(mine, [each for each in later if each.session in dead])
-        for each in later if self._exchanges else gone:  # `_replace` deletes the key of an `IN_STEP`
+        for each in later if self._transacts else gone:  # `_replace` deletes the key of an `IN_STEP`
             if each.id not in self._cleared and self._store.delete_key(self._wake_key(each.id)):
                 self._cleared.add(each.id)  # a wake key is set only once
         return [each for each in wake_ups if each not in over and each.id not in self._cleared]
@@ -427,7 +426,7 @@ class Line:
                 entries[index] = entries[index]._replace(token=last)
                 served.append(entries[index].id)
                 if entries[index].id != knows:
-                    session, by = (0, IN_STEP) if self._exchanges else (self._store.register(), self._me[2])
+                    session, by = (0, IN_STEP) if self._transacts else (self._store.register(), self._me[2])
                     wake_ups.append(WakeUp(entries[index].id, session, by))  # the process that sets the wake key
         return State(last, wake_ups, entries), served
 

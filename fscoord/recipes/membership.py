@@ -27,7 +27,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count
+from fscoord.recipes._keys import Refusals, add_checked, announce, foreign_value_error, parse_count
 from fscoord.store import Store, begin_span, needed_store, shown
 
 LOOK_S: Final = 1.0
@@ -259,13 +259,7 @@ class Membership(Undoable):
 
     def _tell(self) -> None:
         count = add_checked(self._store, self._changes)
-        self._store.set(self._changed + b"%d" % count, b"1")
-        if count > KEPT:
-            self._store.delete_key(self._changed + b"%d" % (count - KEPT))
-        if count % KEPT == 0:  # also delete keys of processes that died before they deleted them
-            for key in map(key_bytes, self._store.list_keys(self._changed)):
-                if parse_count(key, key[len(self._changed) :]) <= count - KEPT:
-                    self._store.delete_key(key)
+        announce(self._store, self._changed, count, KEPT)
 
     def _read(self) -> list[Participant]:
         found = []

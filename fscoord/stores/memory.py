@@ -9,7 +9,7 @@ a writer of this key sets the waker. A write wakes no waiters of other keys, and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -17,6 +17,7 @@ from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
+    Transaction,
     Value,
     called,
     check_int64,
@@ -26,7 +27,6 @@ from fscoord._arguments import (
     keys_bytes,
     missing_error,
     not_copied,
-    pairs_bytes,
     to_seconds,
     value_bytes,
 )
@@ -77,10 +77,17 @@ class _Shared:
     # in one step. The waiters need the lock to read the data, so they read after the write. In the reverse order, an
     # interrupted write could change the data and wake no waiter.
 
-    def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
+    def put(self, pairs: list[tuple[bytes, bytes]], deleted: Sequence[bytes] = ()) -> None:
         for key, _ in pairs:
             notify(self.readers, key)
-        self.values.update(pairs)
+        if not deleted:
+            self.values.update(pairs)
+            return
+        values, queues = {**self.values, **dict(pairs)}, dict(self.queues)
+        for key in deleted:
+            values.pop(key, None)
+            queues.pop(key, None)
+        self.__dict__.update(values=values, queues=queues)  # one step, as above
 
     def push(self, key: bytes, value: bytes) -> None:
         notify(self.readers, key)
@@ -134,7 +141,7 @@ class HashStore(Store):
         timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
-    capabilities: Capabilities = Capabilities(knows_write_outcome=True, changes_conditionally=True)
+    capabilities: Capabilities = Capabilities(knows_write_outcome=True, changes_conditionally=True, transacts=True)
     _typical_call_s = 0.0
     _name = ""
 
@@ -246,11 +253,18 @@ class HashStore(Store):
             self._check_open()
             self._shared.put([(name, value_bytes(self._shared.values.get(name, b"") + more))])
 
-    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        pairs = pairs_bytes(keys, values)
+    multi_set = kept(Store.multi_set)
+
+    def _transact(self, transaction: Transaction) -> bool:
+        compared, present, added, deleted = transaction
         with self._shared.lock:
             self._check_open()
-            self._shared.put(pairs)
+            values = self._shared.values
+            if any(values.get(key) != expected for key, expected in compared.items()):
+                return False
+            sums = {key: b"%d" % counter_sum(values.get(key), amount, key) for key, amount in added.items()}
+            self._shared.put([*present.items(), *sums.items()], deleted)
+            return True
 
     def queue_push(self, key: Key, value: Value) -> None:
         name, data = key_bytes(key), value_bytes(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -97,16 +97,6 @@ class PrefixStore(StoreView):
     def _shows_waits(self) -> bool:
         return self._inner._shows_waits
 
-    @property
-    def _exchanges_keys(self) -> bool:  # type: ignore[override]
-        return self._inner._exchanges_keys
-
-    def _exchange(
-        self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
-    ) -> bytes:
-        present, absent = self._full_all(present), self._full_all(absent)
-        return self._open()._exchange(self._prefix + key, expected, desired, present, absent)
-
     def _recall(self, key: bytes) -> bytes | None:
         return self._open()._recall(self._prefix + key)
 
@@ -178,7 +168,7 @@ class PrefixStore(StoreView):
 
 _COMPOSED: Final = (
     "_wait",
-    "_exchanges_keys",
+    "_transact",
     "_recall",
     "_write_within",
     "_meet",

@@ -244,6 +244,7 @@ WRITES: Final = (
     "pop",
     "append",
     "multi_set",
+    "transact",
     "queue_push",
     "queue_pop",
 )

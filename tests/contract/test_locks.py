@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from contract.worker import START_S, Workers, start
-from support.internals import Waiter, bucket, line_module as _line, parse_line, watcher as ticket
+from support.internals import Waiter, bucket, decode_changes, line_module as _line, parse_line, watcher as ticket
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import ThirdPartyPlace, place_of
 
@@ -53,14 +53,10 @@ def line_up(place: Place, count: int, then: Callable[[Lock, int], None]) -> list
 class Interrupted(PrefixStore):
     """A view in which the operation number `at` is interrupted, before or after it was done."""
 
-    def __init__(self, store: Store, at: int, after: bool, exchanges: bool) -> None:
+    def __init__(self, store: Store, at: int, after: bool, transacts: bool) -> None:
         super().__init__("x", store)
         self.count, self.at, self.after, self.hit = 0, at, after, False
-        self.exchanges = exchanges
-
-    @property
-    def _exchanges_keys(self) -> bool:  # type: ignore[override]
-        return self.exchanges
+        self.capabilities = self.capabilities._replace(transacts=transacts)
 
     def _full(self, key: Any) -> bytes:
         return super()._full(key)
@@ -94,8 +90,8 @@ class Interrupted(PrefixStore):
     def delete_key(self, key: Any) -> bool:
         return self._step("delete_key", key)
 
-    def _exchange(self, *arguments: Any) -> bytes:
-        return self._step("_exchange", *arguments)
+    def _transact(self, *arguments: Any) -> bool:
+        return bool(self._step("_transact", *arguments))
 
 
 # One at a time
@@ -138,11 +134,11 @@ def test_release_wakes_the_next_waiter_alone(place: Place, store: Store, monkeyp
     threads = line_up(place, 5, lambda lock, _: lock.release())
     first = lock._line.entries()[1].id
     keys: list[Any] = []
-    set_key, in_one_step = store.set, store._exchange
+    set_key, in_one_step = store.set, store._transact
     monkeypatch.setattr(store, "set", lambda key, value: (keys.append(key), set_key(key, value)))
-    monkeypatch.setattr(store, "_exchange", lambda *args: (keys.extend(args[3]), in_one_step(*args))[1])
+    monkeypatch.setattr(store, "_transact", lambda changes: (keys.extend(changes.set), in_one_step(changes))[1])
     lock.release()
-    assert keys == [b"l/wake/" + first.encode()]
+    assert [key for key in keys if key != b"l/line"] == [b"l/wake/" + first.encode()]
     for thread in threads:
         thread.join()
 
@@ -433,14 +429,14 @@ def test_wake_key_of_a_waiter_that_has_gone_does_not_stay(
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_interruption_at_any_operation_leaves_no_holder_and_no_waiter(store: Store, held: bool, after: bool) -> None:
-    for exchanges in {False, store._exchanges_keys}:
+    for transacts in {False, store.capabilities.transacts}:
         at, hit = 0, True
         while hit:
             at += 1
             lock = Lock(PrefixStore("x", store), "l")
             if held:
                 assert lock.acquire()
-            view = Interrupted(store, at, after, exchanges)
+            view = Interrupted(store, at, after, transacts)
             try:
                 acquired = Lock(view, "l").acquire(timeout=0)
             except KeyboardInterrupt:
@@ -536,8 +532,11 @@ def arrivals(path: str) -> dict[str, int]:
     """Return, in the order in which they came to stand in the line "l", each with its token in the end."""
     found: dict[str, int] = {}
     for entry in dump(path):
-        if entry.key == b"l/line" and entry.kind == "compare_set":
-            for each in parse_line(entry.value).entries:
+        changes: Any = [(entry.key, entry.value)] if entry.kind == "compare_set" else []
+        if entry.kind in ("multi_set", "transaction"):
+            changes = decode_changes(entry.value)
+        for text in [value for key, value in changes if key == b"l/line"]:
+            for each in parse_line(text).entries:
                 found[each.id] = each.token
     return found
 

@@ -253,14 +253,14 @@ def delete_both(store: FileStore) -> None:
         store.delete_key(key)
 
 
-def delete_by_exchange(store: FileStore) -> None:
-    store._exchange(b"step", b"", b"1", [], [key.encode() for key in KEYS])
+def delete_by_transaction(store: FileStore) -> None:
+    store.transact(set={"step": "1"}, delete=KEYS)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_polls", "mounts_stay")
 @pytest.mark.parametrize("has_keys", [True, False], ids=["complete", "in a slot"])
-@pytest.mark.parametrize("delete", [delete_both, delete_by_exchange])
+@pytest.mark.parametrize("delete", [delete_both, delete_by_transaction])
 def test_arrivals_that_a_killed_process_has_deleted_count_no_more(
     delete: Callable[[FileStore], None], has_keys: bool, memory: Path
 ) -> None:
@@ -275,7 +275,7 @@ def test_arrivals_that_a_killed_process_has_deleted_count_no_more(
                 die_in_slot(Path(store.path), 0)
             assert ranks_in_slots(store, "b", 2) == ([0, 1] if has_keys else [0])
         dies()
-        done = store.check(["step"]) if delete is delete_by_exchange else False
+        done = store.check(["step"]) if delete is delete_by_transaction else False
         if not done:
             delete_both(store)
         assert not store.check([KEYS[0]])
@@ -475,10 +475,10 @@ def test_rank_that_comes_in_its_slot_when_others_are_in_the_log_arrives_there_to
     [
         (lambda store, key: store.delete_key(key), False),
         (lambda store, key: store.pop(key), None),
-        (lambda store, key: store._exchange(b"x", b"", b"1", [], [key.encode()]), b"1"),
+        (lambda store, key: store.transact(set={"x": "1"}, delete=[key]), True),
         (lambda store, key: PrefixStore("b", store).delete_key(key.removeprefix("b/")), False),
     ],
-    ids=["delete_key", "pop", "exchange", "view"],
+    ids=["delete_key", "pop", "transact", "view"],
 )
 @pytest.mark.parametrize("key", KEYS)
 def test_delete_of_a_key_that_is_absent_takes_away_the_arrivals_in_slots(
@@ -571,7 +571,7 @@ def test_delete_that_can_not_clear_the_slots_fails_before_its_record(
     for delete in (
         lambda: store.delete_key("b/complete"),
         lambda: store.pop("b/arrivals"),
-        lambda: store._exchange(b"x", b"", b"1", [], [b"b/complete"]),
+        lambda: store.transact(set={"x": "1"}, delete=["b/complete"]),
     ):
         with (
             faulty_system() as faulty,

@@ -70,7 +70,8 @@ OPERATIONS: dict[str, Operation] = {
     "barrier": lambda store: store.barrier("b", 1),
     "barrier by rank": lambda store: barrier(store, 1, "b", rank=0),
     "barrier in vain": lambda store: store.barrier("b", 2, 0.003),
-    "exchange": lambda store: store._exchange(b"k", b"old", b"new", [b"woken"], [b"n"]),
+    "transact": lambda store: store.transact(compare={"k": "old"}, set={"k": "new", "l": "1"}, delete=["n"]),
+    "transact without deletions": lambda store: store.transact(compare={"l": None}, set={"l": "1"}, add={"n": 1}),
     "clone": lambda store: store.clone().close(),
     "compact": lambda store: store.compact(),
     "close": lambda store: store.close(),
@@ -107,7 +108,7 @@ ALIKE = {
 """What needs no more than two conditions: it reads as `get` does, or begins with a handle of its own."""
 UNSURE = {"dead_ranks", "dead_sessions", "members", "wait_alive", "wait_sessions"}
 """Where nobody can tell who lives, nobody is called dead."""
-IN_STEPS = {"barrier", "barrier by rank", "barrier in vain", "exchange"}
+IN_STEPS = {"barrier", "barrier by rank", "barrier in vain"}
 """What writes several records, of which some may be there after an error, or waits when it has written."""
 
 

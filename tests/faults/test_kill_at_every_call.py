@@ -24,7 +24,8 @@ pytestmark = pytest.mark.exhaustive
 LIMIT_S = 60
 WRITES = [
     "set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "announce_rank",
-    "barrier", "barrier by rank", "barrier in vain", "exchange", "create", "pop", "delete_key expected",
+    "barrier", "barrier by rank", "barrier in vain", "transact", "transact without deletions", "create", "pop",
+    "delete_key expected",
 ]  # fmt: skip
 LAST_KEYS = {"barrier": b"b/last_member", "barrier by rank": b"b/complete"}
 """The key that an operation sets by a second record."""
@@ -98,10 +99,6 @@ def kill_everywhere(directory: Path, operation: str, condition: Any) -> int:
     before = contents(path)
     assert run(10_000) == 0
     known += [before, contents(path)]
-    if operation == "exchange":  # it deletes a key, and changes one, and sets one: a part is the first or the first two
-        values, queues = known[0]
-        without = {key: value for key, value in values.items() if key != b"n"}
-        known += [(without, queues), (without | {b"k": b"new"}, queues)]
     if operation in LAST_KEYS:
         values, queues = known[1]
         known.append(({key: value for key, value in values.items() if key != LAST_KEYS[operation]}, queues))
@@ -115,7 +112,7 @@ def kill_everywhere(directory: Path, operation: str, condition: Any) -> int:
 
 
 @pytest.mark.parametrize("condition", [nothing, must_void])
-@pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "announce_rank", "barrier by rank", "exchange"])
+@pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "announce_rank", "barrier by rank", "transact"])
 def test_process_killed_at_any_call_has_done_all_or_nothing(operation: str, condition: Any, directory: Path) -> None:
     assert kill_everywhere(directory, operation, condition) > 5
 

@@ -53,6 +53,7 @@ class Mortal(PrefixStore):
     def __init__(self, path: Path, at: int, moment: str) -> None:
         self.handle = FileStore(path, timeout=HANG_S)
         super().__init__("r", self.handle)
+        self.capabilities = self.capabilities._replace(transacts=self.in_one_step)
         self.left, self._moment = at, moment
         self.meanwhile: Callable[[], object] = lambda: None
         self.asleep: Callable[[], object] = lambda: None
@@ -71,12 +72,8 @@ class Mortal(PrefixStore):
         self.kill()
         raise StoreClosedError("killed")
 
-    @property
-    def _exchanges_keys(self) -> bool:  # type: ignore[override]
-        return self.in_one_step
-
-    def _exchange(self, *arguments: Any) -> bytes:
-        return self._step("_exchange", *arguments)
+    def _transact(self, *arguments: Any) -> bool:
+        return bool(self._step("_transact", *arguments))
 
     def kill(self) -> None:
         self.is_dead = True

@@ -25,7 +25,7 @@ BELL_SCHEDULES = "tests/unit/test_bell_schedules.py"
 COMBINED_INTERRUPTS = "tests/faults/test_combined_interrupts.py"
 FOREIGN = "tests/faults/test_foreign_exceptions.py"
 OPERATIONS = "tests/unit/test_operations.py"
-EXCHANGE = "tests/contract/test_exchange.py"
+TRANSACTIONS = "tests/contract/test_transactions.py"
 LEFTOVERS = "tests/faults/test_leftover_keys.py"
 EXTENT = "tests/unit/test_shared_extent.py"
 SIGNALS = "tests/unit/test_signals.py"
@@ -167,34 +167,39 @@ MUTANTS = (
         ("tests/faults/test_fork.py::test_file_that_another_thread_is_opening_is_closed_in_a_child",),
     ),
     Mutant(
-        "an exchange deletes no key",
-        "FileStore._exchange",
-        '[(record.DELETE, gone, b"") for gone in absent if state.has(gone)]',
-        "[]",
-        (EXCHANGE,),
+        "a transaction deletes no key",
+        "KeyValueState.apply",
+        "                        self._delete(name)\n",
+        "                        pass\n",
+        (TRANSACTIONS,),
     ),
     Mutant(
-        "an exchange sets its other keys before the key that it compares",
-        "FileStore._exchange",
-        "            records.append((kind, name, value))\n"
-        '            records += [(record.SET, new, b"1") for new in present]\n',
-        '            records += [(record.SET, new, b"1") for new in present]\n'
-        "            records.append((kind, name, value))\n",
-        ("tests/faults/test_kill_at_every_call.py",),
+        "a transaction compares nothing",
+        "Decisions._decide_transaction",
+        "self._get(key) != expected",
+        "False",
+        (TRANSACTIONS,),
     ),
     Mutant(
-        "an exchange wakes no waiter for the keys that it sets",
-        "FileStore._exchange",
-        "(*present, key)",
-        "(key,)",
-        (f"{EXCHANGE}::test_waiter_for_a_key_of_an_exchange_is_rung",),
+        "a transaction wakes no waiter",
+        "FileStore._notify",
+        "            if result:\n",
+        "            if not result:\n",
+        (f"{TRANSACTIONS}::test_waiter_for_each_key_of_a_transaction_is_rung",),
     ),
     Mutant(
-        "a view that overrides operations takes part in an exchange",
+        "a leader rings for the empty key after a transaction of a follower",
+        "Batch._decide_for",
+        "[key for each in found for key in changed_keys(*each)]",
+        "[key for _, key, _ in found]",
+        ("tests/unit/test_combiner.py",),
+    ),
+    Mutant(
+        "a view that overrides operations takes part in a transaction",
         "prefix._COMPOSED",
-        '    "_exchanges_keys",\n',
+        '    "_transact",\n',
         "",
-        (EXCHANGE,),
+        (TRANSACTIONS,),
     ),
     Mutant(
         "the wake key of an entry that leaves in one step stays",
@@ -206,7 +211,7 @@ MUTANTS = (
     Mutant(
         "a process that changes key by key does not delete a wake key that was set in one step",
         "Line._unsettled",
-        "later if self._exchanges else gone",
+        "later if self._transacts else gone",
         "later",
         (f"{LEFTOVERS}::test_keys_of_a_line_whose_waiter_is_killed_are_those_documented",),
     ),

@@ -29,7 +29,7 @@ from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_death, encode_death
 from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
 from fscoord._log.format.header import MAGIC, Header, LogIdentity, classify_run, parse_run_id, supersede
-from fscoord._log.format.record import LogPosition, MalformedRecord, Record, chain_at_end
+from fscoord._log.format.record import LogPosition, MalformedRecord, Record, chain_at_end, decode_changes
 from fscoord._log.generations import follower, forwarding
 from fscoord._log.handle import open_root
 from fscoord._log.inspect import scan

@@ -11,7 +11,7 @@ from typing import Any
 
 SECTOR = 512
 LONGEST = 29 + 1024 + 2 * 67_108_864
-KNOWN = "SICAMDPOVXZEFsblft"
+KNOWN = "SICAMTDPOVXZEFsblft"
 
 
 def crc(data: bytes, seed: int = 0) -> int:
@@ -243,6 +243,13 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
         log.values[key] = log.values.get(key, b"") + value
     elif kind == "M":
         log.values.update(read_pairs(value))
+    elif kind == "T":
+        for name, new in read_pairs(value).items():
+            if new is None:
+                log.values.pop(name, None)
+                log.queues.pop(name, None)
+            else:
+                log.values[name] = new
     elif kind == "D":
         log.values.pop(key, None)
         log.queues.pop(key, None)
@@ -278,13 +285,16 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
     return kind in KNOWN or "a" <= kind <= "z"
 
 
-def read_pairs(value: bytes) -> dict[bytes, bytes]:
-    pairs, position = {}, 0
+def read_pairs(value: bytes) -> dict[bytes, Any]:
+    """The pairs of an `M` or a `T`; None for a key that a `T` removes."""
+    pairs: dict[bytes, Any] = {}
+    position = 0
     while position < len(value):
         key_length, value_length = struct.unpack_from("<HI", value, position)
         middle = position + 6 + key_length
-        position, end = position + 6, middle + value_length
-        pairs[value[position:middle]] = value[middle:end]
+        is_removed = value_length == 4_294_967_295
+        end = middle if is_removed else middle + value_length
+        pairs[value[position + 6 : middle]] = None if is_removed else value[middle:end]
         position = end
     return pairs
 

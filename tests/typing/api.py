@@ -152,6 +152,7 @@ def contract(store: Store) -> None:
     store.append("text", b"more")
     assert_type(store.multi_get(["text", "count"]), list[bytes])
     store.multi_set(["text", "count"], ["value", b"1"])
+    assert_type(store.transact(compare={"a": None, "b": b"1"}, set={b"a": "x"}, add={"n": 1}, delete=["b"]), bool)
     store.queue_push("queue", "item")
     assert_type(store.queue_pop("queue"), bytes)
     assert_type(store.queue_pop("queue", block=False), bytes)

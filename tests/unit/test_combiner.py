@@ -484,7 +484,29 @@ TOLD: list[tuple[str, Callable[[FileStore], Any], Any]] = [
     ("queue_push", lambda store: store.queue_push("q", "x"), None),
     ("queue_pop", lambda store: store.queue_pop("full", block=False), b"first"),
     ("multi_set", lambda store: store.multi_set(["m"], ["1"]), None),
+    ("transact", lambda store: store.transact(compare={"old": "1"}, set={"m": "1"}, delete=["old"]), True),
 ]
+
+
+def test_leader_rings_for_each_key_of_its_own_transaction_and_of_a_follower(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[bytes] = []
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        wait_in_vain(author)
+        monkeypatch.setattr(combiner_of(leader), "_notify", rung.extend)
+        with HeldLock(path) as held:
+            leading = start_thread(leader.multi_set, ["a", "b"], ["1", "2"])
+            until(lambda: log_of(leader).handle.shared.leader)
+            following = start_thread(lambda: author.transact(set={"c": "1"}, add={"d": 1}, delete=["a"]))
+            until(lambda: station_of(author).requests())
+            held.release()
+            leading.join()
+        assert following.join() is True
+        assert leader.check(["b", "c", "d"])
+        assert not leader.check(["a"])
+    assert sorted(set(rung)) == [b"a", b"b", b"c", b"d"]
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])

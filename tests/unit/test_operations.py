@@ -48,7 +48,7 @@ def applied(state: KeyValueState, records: list[tuple[int, bytes, bytes]]) -> No
 def some_operation(draw: random.Random) -> Operation:
     key = draw.choice([b"a", b"b", b"c"])
     text = draw.choice([b"", b"1", b"-7", b"x", b"12345678901234567890"])
-    kinds = [record.SET, record.ADD, record.COMPARE_SET, record.APPEND, record.DELETE, record.MULTI_SET]
+    kinds = [record.SET, record.ADD, record.COMPARE_SET, record.APPEND, record.DELETE, record.TRANSACTION]
     kind = draw.choice([*kinds, record.PUSH, record.POP, record.POP])
     rule = draw.choice([0, ABSENT, EQUALS, PRESENT])
     if rule == ABSENT and kind == record.COMPARE_SET:
@@ -59,8 +59,19 @@ def some_operation(draw: random.Random) -> Operation:
         return Operation(kind, key, b"%d" % draw.choice([0, 1, -3, 2**62]))
     if kind == record.COMPARE_SET:
         return Operation(kind, key, text, draw.choice([b"", b"1", b"x"]))
-    if kind == record.MULTI_SET:
-        return Operation(kind, b"", record.encode_pairs([(key, text), (b"c", b"2")]))
+    if kind == record.TRANSACTION:
+        names = [b"a", b"b", b"c"]
+        draw.shuffle(names)
+        expected = [(key, draw.choice([None, b"", b"1"]))] if draw.random() < 0.5 else []
+        changes = [(names[0], text), (names[1], None), (names[2], b"3")]
+        draw_from = draw.randrange(3)
+        return Operation(
+            kind,
+            b"",
+            record.encode_pairs(changes[draw_from:]),
+            record.encode_pairs(expected),
+            world_size=draw.randrange(2),
+        )
     return Operation(kind, key, b"" if kind in (record.DELETE, record.POP) else text)
 
 
@@ -84,9 +95,15 @@ def do(store: HashStore, operation: Operation) -> Any:
             return store.append(key, value)
         if kind == record.DELETE:
             return store.delete_key(key)
-        if kind == record.MULTI_SET:
-            names, values = zip(*record.decode_pairs(value), strict=True)
-            return store.multi_set(names, values)
+        if kind == record.TRANSACTION:
+            changes = list(record.decode_changes(value))
+            last = len(changes) - operation.world_size
+            return store.transact(
+                compare=dict(record.decode_changes(operation.expected)),
+                set={name: new for name, new in changes[:last] if new is not None},
+                delete=[name for name, new in changes[:last] if new is None],
+                add={name: int(amount or 0) for name, amount in changes[last:]},
+            )
         if kind == record.PUSH:
             return store.queue_push(key, value)
         return store.queue_pop(key, block=False)

@@ -63,8 +63,8 @@ def leave_long(
     """Replace each value of `least` bytes or more in `records` by a `Spilled`. Return (records, keys of these values).
 
     `data` holds the bytes of the file from `offset` on: the records, and perhaps control records between them. A
-    MULTI_SET record with a long value is split into a SET record for each long value, and MULTI_SET records for the
-    pairs between them.
+    record of several keys with a long value is split into a SET record for each long value, and records of its kind for
+    the pairs between them.
     """
     kept: list[SpilledRecord] = []
     keys: set[bytes] = set()
@@ -74,12 +74,12 @@ def leave_long(
         kind, key, value, writer, time_ns = entry
         if len(value) < least:
             kept.append(entry)
-        elif kind == record.MULTI_SET:
+        elif kind in record.OF_SEVERAL_KEYS:
             position = offset + start + record.HEAD_SIZE + len(key)
             done = end = 0
-            for name, one in record.decode_pairs(value):
-                begin, end = end, end + _PAIR.size + len(name) + len(one)
-                if len(one) >= least:
+            for name, one in record.decode_changes(value):
+                begin, end = end, end + _PAIR.size + len(name) + len(one or b"")
+                if one is not None and len(one) >= least:
                     if done < begin:
                         kept.append((kind, key, value[done:begin], writer, time_ns))
                     kept.append((record.SET, name, _spill(one, position + end - len(one), least), writer, time_ns))

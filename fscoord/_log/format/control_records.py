@@ -197,8 +197,8 @@ def decode_control(found: Record, generation: int, *, is_sealed: bool) -> Contro
         raise MalformedRecord("a forward record has no seal before it")
     if kind in (record.SEAL, record.FORWARD):
         return GenerationRef.decode(kind, value, generation)
-    if kind == record.MULTI_SET:
-        for _ in record.decode_pairs(value):
+    if kind in record.OF_SEVERAL_KEYS:
+        for _ in record.decode_pairs(value) if kind == record.MULTI_SET else record.decode_changes(value):
             pass
     elif kind not in record.NAMES and not ord("a") <= kind <= ord("z"):
         raise MalformedRecord(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")

@@ -16,9 +16,9 @@ in at least two bits. So zeros after a torn record can't complete it, even if on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 from zlib import crc32
 
 from fscoord.errors import LimitExceededError
@@ -33,6 +33,7 @@ SET: Final = ord("S")
 DELETE: Final = ord("D")
 APPEND: Final = ord("A")
 MULTI_SET: Final = ord("M")
+TRANSACTION: Final = ord("T")
 ADD: Final = ord("I")
 COMPARE_SET: Final = ord("C")
 PUSH: Final = ord("P")
@@ -53,6 +54,7 @@ NAMES: Final = {
     DELETE: "delete",
     APPEND: "append",
     MULTI_SET: "multi_set",
+    TRANSACTION: "transaction",
     ADD: "add",
     COMPARE_SET: "compare_set",
     PUSH: "queue_push",
@@ -68,7 +70,9 @@ NAMES: Final = {
     LEAVE: "leave",
     LAST_TIME: "last_time",
 }
-DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
+DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, TRANSACTION, ADD, COMPARE_SET, PUSH, POP})
+OF_SEVERAL_KEYS: Final = frozenset({MULTI_SET, TRANSACTION})
+"""The kinds of records without a key. `decode_changes` decodes their values."""
 _NEVER_MET: Final = frozenset({0, VOID})
 """`decode` stops at records of these kinds. `torn_tail.examine` decodes the VOID records."""
 
@@ -81,6 +85,7 @@ _HEAD = Struct("<IIIQHB")  # as _PREFIX; then writer, wall time in ns, length of
 _TAIL = Struct("<BIB")  # a newline, the chain before it, a newline
 _U64 = Struct("<Q")
 _PAIR = Struct("<HI")
+_REMOVED: Final = 0xFFFFFFFF  # the length of the value in a change that removes its key
 PREFIX_SIZE: Final = _PREFIX.size
 HEAD_SIZE: Final = _HEAD.size
 TAIL_SIZE: Final = _TAIL.size
@@ -289,11 +294,17 @@ def decode_unverified(data: bytes) -> tuple[int, bytes, int, int, int]:
     return kind, key, len(data) - RECORD_MIN - len(key), writer, time_ns
 
 
-def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the value of a MULTI_SET record that sets `pairs`."""
+def encode_pairs(pairs: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+    """Return the value of a MULTI_SET record that sets `pairs`.
+
+    A TRANSACTION may also have pairs with None as the value. Such a pair removes its key.
+    """
     parts: list[bytes] = []
     for key, value in pairs:
-        parts += (_PAIR.pack(len(key), len(value)), key, value)
+        if value is None:
+            parts += (_PAIR.pack(len(key), _REMOVED), key)
+        else:
+            parts += (_PAIR.pack(len(key), len(value)), key, value)
     data = b"".join(parts)
     if len(data) > RECORD_MAX - RECORD_MIN:
         raise LimitExceededError(
@@ -310,16 +321,38 @@ def decode_pairs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     Raises:
         MalformedRecord: `data` is not the value of a MULTI_SET record, or a key or value in it exceeds its limit.
     """
+    return cast("Iterator[tuple[bytes, bytes]]", _decode(data, -1))
+
+
+def decode_changes(data: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield each (key, value) in `data`, the value of a MULTI_SET or TRANSACTION record. None: the key is removed.
+
+    Raises:
+        MalformedRecord: `data` is not such a value, or a key or value in it exceeds its limit.
+    """
+    return _decode(data, _REMOVED)
+
+
+def _decode(data: bytes, removed: int) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield each (key, value) in `data`. `removed` is the length of a value that stands for no value."""
     position, size = 0, len(data)
     while (start := position + _PAIR_SIZE) <= size:
         key_size, value_size = _unpack_pair(data, position)
-        if key_size > KEY_MAX or value_size > VALUE_MAX:
-            raise MalformedRecord(f"it sets a key of {key_size} bytes to {value_size} bytes, which is too long")
-        middle = start + key_size
-        end = middle + value_size
+        end = middle = start + key_size
+        if value_size != removed:
+            end += value_size
+        if key_size > KEY_MAX or end - middle > VALUE_MAX:
+            raise MalformedRecord(f"it sets a key of {middle - start} bytes to {value_size} bytes, which is too long")
         if end > size:
             break
-        yield data[start:middle], data[middle:end]
+        yield data[start:middle], None if value_size == removed else data[middle:end]
         position = end
     if position != size:
         raise MalformedRecord("a list of keys and values is cut short")
+
+
+def changed_keys(kind: int, key: bytes, value: object) -> Sequence[bytes]:
+    """Return the keys that a data record changes."""
+    if kind in OF_SEVERAL_KEYS and isinstance(value, bytes):
+        return [name for name, _ in decode_changes(value)]
+    return (key,)

@@ -345,7 +345,7 @@ class _FileReader:
         self._records += len(segment.records) + len(segment.others)
         # Records are decoded one by one only if one of them can be malformed, or if the snapshot ends among them.
         is_special = any(found[0] != record.BELL for found in segment.others) or self._sealed_at
-        is_special = is_special or any(found[0] == record.MULTI_SET for found in segment.records)
+        is_special = is_special or any(found[0] in record.OF_SEVERAL_KEYS for found in segment.records)
         if not is_special and (self._is_snapshot_seen or segment.end < self._snapshot_end.offset):
             return
         for start, end, found in iter_records(segment):

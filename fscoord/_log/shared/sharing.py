@@ -44,10 +44,7 @@ class ChangedKeys:
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         self._state_machine.apply(records)
         for kind, key, value, _, _ in records:
-            if kind == record.MULTI_SET and isinstance(value, bytes):
-                self._buckets.update(bucket(name) for name, _ in record.decode_pairs(value))
-            else:
-                self._buckets.add(bucket(key))
+            self._buckets.update(map(bucket, record.changed_keys(kind, key, value)))
 
     def reset(self) -> None:
         self._state_machine.reset()

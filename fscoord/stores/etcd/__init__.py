@@ -18,6 +18,7 @@ from fscoord._arguments import (
     Key,
     NotACounterError,
     Timeout,
+    Transaction,
     Value,
     check_int64,
     check_positive,
@@ -26,7 +27,6 @@ from fscoord._arguments import (
     key_given,
     key_text,
     keys_bytes,
-    pairs_bytes,
     timeout_given,
     to_seconds,
     value_bytes,
@@ -102,10 +102,11 @@ class EtcdStore(Store):
     ``maybe_applied`` set. A write that has reached no member is sent to the next member, until the timeout. A server
     that accepts a connection and then does not answer is given five seconds, even if the timeout is shorter.
 
-    A `multi_set` may have at most 4096 keys. A request may have at most 1.5 MiB, unless the server is configured
-    otherwise. Beyond these limits `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append` and
-    `compare_set` retry if another process has changed the key first. Each push wakes a blocked `queue_pop`.
-    `wait` also takes its timeout as `override_timeout`, as in torch.
+    A `multi_set` may have at most 4096 keys, and a `transact` may compare and add to at most 120. A request may
+    have at most 1.5 MiB, unless the server is configured otherwise. Beyond these limits
+    `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append` and `compare_set` retry if
+    another process has changed the key first. Each push wakes a blocked `queue_pop`. `wait` also takes its timeout
+    as `override_timeout`, as in torch.
 
     When a handle announces its rank or calls `register`, it acquires a lease of etcd, and a thread renews the lease.
     When the process dies, its lease expires, and its session is dead. The lease also expires if the process was stopped
@@ -144,6 +145,7 @@ class EtcdStore(Store):
         survives_handles=True,
         sessions=True,
         changes_conditionally=True,
+        transacts=True,
         value_max=VALUE_MAX,
     )
 
@@ -250,11 +252,36 @@ class EtcdStore(Store):
         success = [delete(self._keys.value(name), **options), delete(items.key, items.end)]
         return self._transactions.write(success, self._timeout, conditions)
 
-    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        pairs = dict(pairs_bytes(keys, values))  # etcd refuses a key that occurs twice; here its last value counts
-        if pairs:
-            operations = [put(self._keys.value(name), value) for name, value in pairs.items()]
-            self._transactions.write(operations, self._timeout)
+    multi_set = kept(Store.multi_set)
+
+    def _transact(self, transaction: Transaction) -> bool:
+        # The sums are computed here, so the counters must still have the revisions that were read. If one has changed,
+        # the transaction is retried.
+        compared, present, added, deleted = transaction
+        wanted = [
+            compare(self._keys.value(name), *(("mod", 0) if value is None else ("value", value)))
+            for name, value in compared.items()
+        ]
+        changes = [put(self._keys.value(name), value) for name, value in present.items()]
+        for name in deleted:
+            items = self._queue_range(name)
+            changes += [delete(self._keys.value(name)), delete(items.key, items.end)]
+        backoff = Backoff(self._timeout)
+        while True:
+            conditions, sums = list(wanted), []
+            if added:
+                reads = [range_of(self._keys.value(name)) for name in (*compared, *added)]
+                answers, _ = self._transactions.read(reads, self._timeout)
+                if [_value_in(answer) for answer in answers[: len(compared)]] != list(compared.values()):
+                    return False
+                for (name, amount), answer in zip(added.items(), answers[len(compared) :], strict=True):
+                    key, found = self._keys.value(name), key_values(answer)
+                    sums.append(put(key, b"%d" % counter_sum(_value_in(answer), amount, name)))
+                    conditions.append(compare(key, "mod", int(found[0]["mod_revision"]) if found else 0))
+            done = self._transactions.write([*changes, *sums], self._timeout, conditions).is_done
+            if done or not added:
+                return done
+            self._transactions.pause_before_retry(backoff, "changed a counter of the transaction")
 
     # -- keys ------------------------------------------------------------------------------------------------------
 

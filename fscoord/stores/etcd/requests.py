@@ -17,6 +17,9 @@ GROUP: Final = 64
 operations and those of one inner transaction are more than 128 in sum.
 """
 
+CONDITIONS_MAX: Final = 120
+"""The maximum number of conditions of a caller in one transaction. A server takes 128 by default."""
+
 OPERATIONS_MAX: Final = GROUP * GROUP
 """The maximum number of operations in one transaction, which has up to `GROUP` inner transactions."""
 

@@ -13,6 +13,7 @@ from fscoord._waiting.awaited import KEY, QUEUE
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
 from fscoord.stores.etcd.requests import (
+    CONDITIONS_MAX,
     OPERATIONS_MAX,
     KeySpace,
     Request,
@@ -145,6 +146,11 @@ class Transactions:
             SessionDeadError: the lease of the session has expired.
             StoreUnavailableError: no answer came within `limit` seconds.
         """
+        if len(conditions) > CONDITIONS_MAX:
+            raise LimitExceededError(
+                f"{self._client}: {len(conditions)} keys to compare or to add to are over the limit of"
+                f" {CONDITIONS_MAX} that etcd takes in one transaction; nothing was written"
+            )
         if len(success) > OPERATIONS_MAX:
             raise LimitExceededError(
                 f"{self._client}: {len(success)} keys are over the limit of {OPERATIONS_MAX} that etcd writes in one"

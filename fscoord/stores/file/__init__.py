@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import EllipsisType
 from typing import Any, Final, TypeVar
@@ -13,6 +13,7 @@ from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
+    Transaction,
     Value,
     check_choice,
     check_int64,
@@ -20,7 +21,6 @@ from fscoord._arguments import (
     key_text,
     keys_bytes,
     not_copied,
-    pairs_bytes,
     to_seconds,
     value_bytes,
 )
@@ -28,14 +28,14 @@ from fscoord._log.files import safe_files
 from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
-from fscoord._log.log import SEVERAL, Decide, Log
+from fscoord._log.log import Decide, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import NotYet, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.store import Capabilities, shown_handle
+from fscoord.store import Capabilities, Store, kept, shown_handle
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
@@ -119,7 +119,13 @@ class FileStore(Sessions):
     """
 
     capabilities: Capabilities = Capabilities(
-        processes=True, hosts=True, durable=True, survives_handles=True, sessions=True, changes_conditionally=True
+        processes=True,
+        hosts=True,
+        durable=True,
+        survives_handles=True,
+        sessions=True,
+        changes_conditionally=True,
+        transacts=True,
     )
 
     @system.serialized_on_fake_fs
@@ -227,32 +233,6 @@ class FileStore(Sessions):
         )
         return found
 
-    _exchanges_keys = True
-
-    def _exchange(
-        self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
-    ) -> bytes:
-        # The exchange is one transaction of this handle, even if other writes are combined.
-        state, present, absent = self._state, keys_bytes(present), keys_bytes(absent)
-
-        def decide(name: bytes, operation: Operation) -> tuple[bytes, int, Any]:
-            found, kind, value = self._decide(name, operation)
-            if not kind:
-                return found, 0, b""
-            for gone in absent:
-                if self._slots is not None:
-                    self._slots.clear(gone)
-            records = [(record.DELETE, gone, b"") for gone in absent if state.has(gone)]
-            records.append((kind, name, value))
-            records += [(record.SET, new, b"1") for new in present]
-            return found, SEVERAL, records
-
-        operation = Operation(record.COMPARE_SET, key_bytes(key), desired, expected)
-        found: bytes = self._log.update(operation.kind, operation.key, operation, decide, self._timeout)
-        if self._log.handle.bell and found == desired:
-            self._notifier.notify((*present, key))  # nothing waits for the absence of a key
-        return found
-
     def create(self, key: Key, value: Value) -> bool:
         name = key_bytes(key)
         return bool(self._write(Operation(record.COMPARE_SET, name, value_bytes(value), rule=ABSENT)))
@@ -274,10 +254,15 @@ class FileStore(Sessions):
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._write(Operation(record.APPEND if appends else record.SET, key, value), limit)
 
-    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        pairs = pairs_bytes(keys, values)
-        if pairs:
-            self._write(Operation(record.MULTI_SET, b"", record.encode_pairs(pairs)))
+    multi_set = kept(Store.multi_set)
+
+    def _transact(self, transaction: Transaction) -> bool:
+        compared, present, added, deleted = transaction
+        amounts = [(key, b"%d" % amount) for key, amount in added.items()]
+        changes = record.encode_pairs([*present.items(), *((key, None) for key in deleted), *amounts])
+        expected = record.encode_pairs(list(compared.items()))
+        operation = Operation(record.TRANSACTION, b"", changes, expected, world_size=len(amounts))
+        return bool(self._write(operation, decide=self._decide_transaction))
 
     def queue_push(self, key: Key, value: Value) -> None:
         self._write(Operation(record.PUSH, key_bytes(key), value_bytes(value)))
@@ -441,8 +426,9 @@ class FileStore(Sessions):
 
     def _notify(self, operation: Operation, result: Any) -> None:
         kind, key, done = operation.kind, operation.key, operation.done
-        if kind == record.MULTI_SET:
-            self._notifier.notify([each for each, _ in record.decode_pairs(operation.value)])
+        if kind == record.TRANSACTION:
+            if result:
+                self._notifier.notify(record.changed_keys(kind, key, operation.value))
         elif kind != record.POP:  # nothing waits for the end of a queue
             self._notifier.notify((key, done) if done and result.is_last else (key,))
 
@@ -450,6 +436,14 @@ class FileStore(Sessions):
         decided = self._decide(key, operation)
         if self._slots is not None and (decided[1] or operation.rule != EQUALS):  # even if the key is not in the log
             self._slots.clear(key)
+        return decided
+
+    def _decide_transaction(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
+        decided = self._decide(key, operation)
+        if self._slots is not None and decided[0]:  # as in `_decide_delete`
+            for name, value in record.decode_changes(operation.value):
+                if value is None:
+                    self._slots.clear(name)
         return decided
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:

@@ -141,8 +141,8 @@ class WriteNotes:
             self.writes[writer, record.NAMES.get(kind, "?")] += 1
             if kind == record.SET:
                 self.barriers += key.endswith(COMPLETED)
-            elif kind == record.MULTI_SET and isinstance(value, bytes):  # the end of a barrier by slots
-                self.barriers += sum(name.endswith(COMPLETED) for name, _ in record.decode_pairs(value))
+            elif kind == record.MULTI_SET:  # the end of a barrier by slots
+                self.barriers += sum(name.endswith(COMPLETED) for name in record.changed_keys(kind, key, value))
 
     def reset(self) -> None:
         """Discard the state, because the log is going to be read again from its first record."""

@@ -70,16 +70,18 @@ class Operation(NamedTuple):
 
     Attributes:
         kind: the kind of its record, as in `fscoord._log.format.record`.
-        key: the key, as returned by `key_bytes`. Empty for a `MULTI_SET`.
-        value: the value; for an `ADD` the addend as decimal digits; for a `MULTI_SET` the encoded pairs.
-        expected: the value that the key must have, for a `COMPARE_SET` with the rule `PLAIN` and for the rule `EQUALS`.
+        key: the key, as returned by `key_bytes`. Empty for a `TRANSACTION`.
+        value: the value; for an `ADD` the addend as decimal digits; for a `TRANSACTION` the encoded changes, the
+            additions last.
+        expected: the value that the key must have, for a `COMPARE_SET` with the rule `PLAIN` and for the rule `EQUALS`;
+            for a `TRANSACTION` the encoded comparisons.
         rule: when the record is written, and what the operation returns. `PLAIN`: as usual for `kind`. `COUNTS`: an
             arrival that adds 1 to a counter. `RANKS`: an arrival that appends the token of a rank. `ABSENT`: write the
             record only if the key has no value, and return whether the record was written. `EQUALS`: write the record
             only if the value is `expected`, and return whether the record was written. `PRESENT`: write the record only
             if the key has a value, and return this value.
         done: for an arrival: the key that the last arrival sets.
-        world_size: for an arrival: how many ranks must arrive.
+        world_size: for an arrival: how many ranks must arrive. For a `TRANSACTION`: how many changes are additions.
     """
 
     kind: int
@@ -196,7 +198,9 @@ class Decisions:
         elif kind == record.POP:
             queue = self._queue(key)
             return (self._read(queue[0]), kind, b"") if queue else (None, 0, b"")
-        elif kind not in (record.SET, record.MULTI_SET, record.PUSH):
+        elif kind == record.TRANSACTION:
+            return self._decide_transaction(operation)
+        elif kind not in (record.SET, record.PUSH):
             raise MustWriteAlone
         return None, kind, value
 
@@ -206,6 +210,19 @@ class Decisions:
             return current, 0 if current is None else kind, b""
         holds = current is None if rule == ABSENT else current == operation.expected
         return holds, kind if holds else 0, operation.value
+
+    def _decide_transaction(self, operation: Operation) -> tuple[bool, int, bytes]:
+        if any(self._get(key) != expected for key, expected in record.decode_changes(operation.expected)):
+            return False, 0, b""
+        changes: list[tuple[bytes, bytes | None]] = list(record.decode_changes(operation.value))
+        for index in range(len(changes) - operation.world_size, len(changes)):
+            key, amount = changes[index]
+            changes[index] = key, b"%d" % counter_sum(self._get(key), int(amount or 0), key)
+        changes = [(key, value) for key, value in changes if value is not None or self._has(key)]
+        if not changes:
+            return True, 0, b""
+        deletes = any(value is None for _, value in changes)
+        return True, record.TRANSACTION if deletes else record.MULTI_SET, record.encode_pairs(changes)
 
     def _arrived(self, operation: Operation, text: bytes) -> Arrived:
         """Return the result of the arrival `operation`. `text` is the value of ``operation.key`` after the arrival."""
@@ -305,7 +322,7 @@ class Draft(Decisions):
                     maybe_applied=True,
                 )
             return [], int(noted) if kind == record.ADD else noted
-        if rule or kind == record.DELETE:
+        if rule or kind in (record.DELETE, record.TRANSACTION):
             return [], True
         return [], operation.value if kind == record.COMPARE_SET else None
 
@@ -342,6 +359,9 @@ class Draft(Decisions):
             own.append(value)
         elif kind == record.MULTI_SET:
             self._values.update(record.decode_pairs(value))
+        elif kind == record.TRANSACTION:
+            for name, new in record.decode_changes(value):
+                self._apply(record.DELETE if new is None else record.SET, name, new or b"")
         elif kind == record.DELETE:
             self._values[key], self._queues[key] = None, _QueueDraft(deque())
         elif kind in (record.PUSH, record.POP):

@@ -120,14 +120,18 @@ class KeyValueState:
                 assert isinstance(value, bytes), "its long values come as single records"
                 values.update(record.decode_pairs(value))
             elif kind == record.DELETE:
-                values.pop(key, None)
-                self.queues.pop(key, None)
-                if key.endswith(KEYS_OF_BARRIER):
-                    self._note_delete(key)
+                self._delete(key)
             elif kind == record.PUSH:
                 self.queues.setdefault(key, deque()).append(value)
             elif kind == record.POP:
                 self._pop(key)
+            elif kind == record.TRANSACTION:
+                assert isinstance(value, bytes), "as above"
+                for name, new in record.decode_changes(value):
+                    if new is None:
+                        self._delete(name)
+                    else:
+                        values[name] = new
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
         """Update the offsets of all spilled values after a compaction, because the log continues in a new file.
@@ -204,7 +208,11 @@ class KeyValueState:
             size += (RECORD_SIZE + len(key)) * len(queue) + sum(map(len, queue))
         return size
 
-    def _note_delete(self, key: bytes) -> None:
+    def _delete(self, key: bytes) -> None:
+        self.values.pop(key, None)
+        self.queues.pop(key, None)
+        if not key.endswith(KEYS_OF_BARRIER):
+            return
         self.deletes += 1
         self.deleted.pop(key, None)
         self.deleted[key] = self.deletes
@@ -282,11 +290,9 @@ class WitnessedState(KeyValueState):
         """Apply the next records, as `KeyValueState.apply` does, and update the witnesses of the written keys."""
         KeyValueState.apply(self, records)
         for kind, key, value, writer, _ in records:
-            if kind == record.MULTI_SET and isinstance(value, bytes):
-                for name, _ in record.decode_pairs(value):
+            if kind not in _TAKES:  # a wait for a queue writes its own pop, which is not the cause of its end
+                for name in record.changed_keys(kind, key, value):
                     self._inform(name, writer)
-            elif kind not in _TAKES:  # a wait for a queue writes its own pop, which is not the cause of its end
-                self._inform(key, writer)
 
     def _inform(self, key: bytes, writer: int) -> None:
         for witness in self._witnesses.get(key, ()):

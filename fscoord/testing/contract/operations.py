@@ -302,6 +302,34 @@ class Several(ContractTests):
         store.multi_set(["a", "a"], ["1", "2"])
         assert store.get("a") == b"2"
 
+    def test_transaction_changes_all_keys_or_none(self, place: Place, store: Store, other: Store) -> None:
+        if not store.capabilities.transacts:
+            with pytest.raises(StoreError, match="transact"):
+                store.transact(set={"k": "v"})
+            assert not store.check(["k"])
+            return
+        store.multi_set(["k", "old", "n"], ["1", "x", "5"])
+        store.queue_push("old", "item")
+        assert other.transact(
+            compare={"k": "1", "new": None},
+            set={"k": b"2", "new": "", "\udcff": "y"},
+            add={"n": -7, "m": 1},
+            delete=["old", "missing"],
+        )
+        assert other.multi_get(["k", "new", b"\xff", "n", "m"]) == [b"2", b"", b"y", b"-2", b"1"]
+        assert not store.check(["old"])
+        for refused in ({"k": "1"}, {"k": None}, {"new": None}, {"missing": ""}, {"k": "2", "n": "x"}):
+            assert not store.transact(compare=refused, set={"k": "3"}, add={"n": 1, "new": 1}, delete=["m"])
+        with pytest.raises(ValueError, match="new"):
+            store.transact(compare={"k": "2"}, set={"k": "3"}, add={"n": 1, "new": 1}, delete=["m"])
+        assert store.multi_get(["k", "new", "n", "m"]) == [b"2", b"", b"-2", b"1"]
+        assert store.transact()
+        assert store.transact(compare={"k": "2"}, delete=["missing"])
+        assert not store.transact(compare={"k": "3"})
+        at_once(place, lambda handle, _: handle.transact(add={"n": 2, "m": 1}))
+        assert store.multi_get(["n", "m"]) == [b"%d" % (2 * THREADS - 2), b"%d" % (THREADS + 1)]
+        assert sum(at_once(place, lambda handle, _: handle.transact(compare={"r": None}, set={"r": "1"}))) == 1
+
     def test_multi_set_takes_iterators(self, store: Store) -> None:
         store.multi_set(iter(["a", "b"]), iter(["1", "2"]))
         assert store.multi_get(iter(["a", "b"])) == [b"1", b"2"]

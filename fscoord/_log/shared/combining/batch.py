@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol, TypeVar
 
-from fscoord._log.format.record import Record
+from fscoord._log.format.record import Record, changed_keys
 from fscoord._log.log import LOCK_GRACE_S, Log
 from fscoord._log.shared.combining import request as requests
 from fscoord._log.shared.combining.outcomes import TIMES, Watch
@@ -238,7 +238,7 @@ class Batch:
         except self._decider.refusals as error:
             write.refusal = error  # raised after the write, so that it does not fail the requests of others
             return []
-        self.keys += [key for _, key, _ in found]
+        self.keys += [key for each in found for key in changed_keys(*each)]
         assert len(found) + first <= TIMES, "each record needs a time of its own"
         return [(kind, key, value, session, write.time + first + n) for n, (kind, key, value) in enumerate(found)]
 
@@ -291,7 +291,7 @@ class Batch:
         except (decider.must_write_alone, *decider.refusals):
             return []  # the author then writes alone, and meets the same error
         claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
-        claim.keys = [key for _, key, _ in found]
+        claim.keys = [key for each in found for key in changed_keys(*each)]
         session, time = request.author.session, request.time
         return [(kind, key, value, session, time + n) for n, (kind, key, value) in enumerate(found)]
 

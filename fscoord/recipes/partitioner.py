@@ -1,0 +1,339 @@
+"""`Partitioner`: shares out a fixed number of partitions among the living members of a group.
+
+The whole group is one value of the store, and every change is a compare-and-set. The value lists the members in the
+order of joining, and the partitions that each member holds. A member that changes the value removes the members that
+are known dead, and takes or gives up only its own partitions. So no partition ever has two holders. The *quota* of a
+member is the number of partitions that it should hold; it follows from the number of members and the order of joining.
+A member above its quota gives up partitions, and a member below its quota takes partitions that are free.
+
+The value is text. The first row has the number of the change, the number of partitions, and the last fencing token.
+Each further row is one `_Share`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from fscoord._arguments import (
+    Key,
+    MalformedText,
+    Timeout,
+    check_positive,
+    key_bytes,
+    key_text,
+    parse_uint63,
+    refuse_copies,
+    to_seconds,
+    words_in,
+)
+from fscoord._runtime import system, tracing
+from fscoord._waiting.awaited import PARTITIONS, Awaited
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
+from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
+from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
+from fscoord.recipes._keys import Refusals, announce, foreign_value_error
+from fscoord.store import Store, begin_span, needed_store, shown
+
+LOOK_S: Final = 1.0
+"""A member reads the value again after this many seconds: a process may have died before it announced its change."""
+
+KEPT: Final = 64
+"""How many change keys are kept; see `fscoord.recipes.membership`."""
+
+A = TypeVar("A", bound="Partitioner")
+
+
+class _Share(NamedTuple):
+    """One member: its random id, its session, its process, and {partition: fencing token}."""
+
+    id: str
+    session: int
+    owner: str
+    held: dict[int, int]
+
+
+class _Group(NamedTuple):
+    """The parsed value: the number of changes, the number of partitions, the last fencing token, and the members."""
+
+    changes: int
+    partitions: int
+    last: int
+    shares: list[_Share]
+
+
+class Partitioner(Undoable):
+    """Shares out the partitions 0 to ``partitions - 1`` among the processes that have joined and are not known dead.
+
+    At most one member holds a partition at a time. When a member joins, leaves or dies, the members share out anew. A
+    member gives up a partition only in a call of `rebalance` or `wait_changed`. So a process calls one of these between
+    two pieces of work, and works in between on what `partitions` returns. A ``with`` statement joins at its beginning
+    and leaves at its end. On a store that can't detect deaths (`~fscoord.Store.has_liveness`), a dead member keeps its
+    partitions. kazoo's ``SetPartitioner`` is a similar recipe.
+
+    Args:
+        store: the store that all processes share.
+        name: the group's name in the store. Keys that begin with the name and a slash belong to the group.
+        partitions: how many partitions there are. All members must give the same number.
+    """
+
+    __reduce__ = refuse_copies
+
+    def __init__(self, store: Store, name: Key, partitions: int) -> None:
+        self._store = needed_store(store)
+        self._name = key_bytes(name)
+        self._count = check_positive("partitions", partitions)
+        self._key, self._changed = self._name + b"/shares", self._name + b"/changed/"
+        self._me: tuple[int, str] | None = None  # the `system.process_epoch` of the process that joined, and its id
+        self._held: dict[int, int] = {}
+        key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
+
+    def __repr__(self) -> str:
+        state = f"joined, with {len(self._held)} of {self._count} partitions" if self._id() else "not joined"
+        return shown(self, self._store, self._name, state)
+
+    @property
+    def name(self) -> str:
+        """The group's name in the store."""
+        return key_text(self._name)
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """The partitions that this member holds, each with its fencing token, as {partition: token}.
+
+        The token of a partition rises with each holder. The property makes no request to the store.
+        """
+        return dict(self._held) if self._id() else {}
+
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def join(self, made: list[str], _: object) -> None:
+        """Join the group, and take as many free partitions as this member should hold.
+
+        Raises:
+            RuntimeError: this object has joined already.
+            ValueError: the other members have given another number of partitions.
+        """
+        self._join(made)
+
+    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
+    def leave(self, _: list[object], __: object) -> bool:
+        """Give up all partitions and leave the group. Return False if this object was not in the group."""
+        return self._leave()
+
+    def rebalance(self) -> bool:
+        """Give up the partitions that this member should no longer hold, and take free ones. The call does not wait.
+
+        Returns:
+            Whether the partitions of this member have changed.
+
+        Raises:
+            RuntimeError: this object has not joined.
+            LockLostError: this member was taken for dead, so other members may hold its partitions.
+        """
+        before = self.partitions
+        self._share_out()
+        return self._held != before
+
+    @in_steps
+    def wait_changed(self, timeout: Timeout | None = None) -> WaitSteps[dict[int, int]]:
+        """Call `rebalance` until the partitions of this member have changed. Return them as `partitions` does.
+
+        Args:
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
+
+        Raises:
+            StoreTimeoutError: nothing changed within the timeout. This member keeps its partitions.
+            RuntimeError, LockLostError: as in `rebalance`.
+        """
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
+        awaited = Awaited(PARTITIONS, self.name)
+        steps = as_one_wait(awaited, lambda: str(awaited), partial(self._await_change, limit))
+        return tracing.record_steps(begin_span("partitions", self._store, self._name), steps)
+
+    def _await_change(self, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[dict[int, int]]:
+        end = system.time.monotonic() + limit
+        before = self.partitions
+        while True:
+            group = self._share_out()
+            if self._held != before:
+                return self.partitions
+            left = end - system.time.monotonic()
+            if left <= 0:
+                raise StoreTimeoutError(
+                    f"timeout: the partitions of {self.name!r} that this member holds did not change within {limit:g} s"
+                    f" ({len(before)} of {self._count}, {len(group.shares)} members){self._store._closer_look()}",
+                    keys=[self.name],
+                    waited=limit,
+                )
+            with suppress(StoreTimeoutError):
+                others = [each.session for each in group.shares if each.session]
+                keys, longest = [self._changed + b"%d" % (group.changes + 1)], min(LOOK_S, left)
+                yield WaitRequest(KEYS, keys, longest, sessions=others, slow_logger=slow_logger)
+
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def __enter__(self: A, made: list[str], _: object) -> A:  # noqa: PLE0302 - they are not given
+        self._join(made)
+        return self
+
+    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
+    def __exit__(self, _: list[object], __: object, *error: object) -> None:  # noqa: PYI036 - as above
+        self._leave()
+
+    def _join(self, made: list[str]) -> None:
+        """Join the group. The new id is appended to `made` before it is written, so that `_unjoin` can remove it."""
+        if self._id():
+            raise RuntimeError(f"this object has already joined the partitioner {self.name!r}")
+        me = _Share(system.random_bytes(8).hex(), self._store.register(), system.process_name(), {})
+        made.append(me.id)
+
+        def join(group: _Group) -> _Group:
+            if group.shares and group.partitions != self._count:
+                raise ValueError(
+                    f"the {len(group.shares)} members of {self.name!r} share {group.partitions} partitions, not"
+                    f" {self._count}; give all members the same number"
+                )
+            return _balanced(group._replace(partitions=self._count, shares=[*group.shares, me]), me.id)
+
+        group = self._change(join)
+        self._me = system.process_epoch(), me.id
+        self._held = dict(group.shares[-1].held)
+
+    def _unjoin(self, made: list[str]) -> None:
+        """Undo `_join`. This method may be called twice, and the first call may be interrupted."""
+        for name in made:
+            if self._me and self._me[1] == name:
+                self._me = None
+            with suppress(FscoordError):
+                self._remove(name)
+
+    def _leave(self) -> bool:
+        name, self._held = self._id(), {}
+        if not name:
+            return False
+        was_there = self._remove(name)
+        self._me = None
+        return was_there
+
+    def _leave_quietly(self) -> None:
+        """Complete an interrupted `_leave`. This method may be called twice."""
+        with suppress(FscoordError):
+            self._leave()
+
+    def _remove(self, name: str) -> bool:
+        """Remove the member `name`, and return whether it was there."""
+        was_there = False
+
+        def remove(group: _Group) -> _Group:
+            nonlocal was_there
+            rest = [each for each in group.shares if each.id != name]
+            was_there = len(rest) < len(group.shares)
+            return group._replace(shares=rest)
+
+        self._change(remove)
+        return was_there
+
+    def _share_out(self) -> _Group:
+        """Give up surplus partitions, take free ones, and return the group."""
+        name = self._id()
+        if not name:
+            raise RuntimeError(f"this object has not joined the partitioner {self.name!r}; join first")
+
+        def balance(group: _Group) -> _Group:
+            found = _balanced(group, name)
+            # Before the write: an interruption after the write must not leave a partition that was given up in `_held`.
+            self._held = {
+                number: token for number, token in self._held.items() if token in _held_by(found, name).values()
+            }
+            return found
+
+        group = self._change(balance)
+        self._held = dict(_held_by(group, name))
+        if not any(each.id == name for each in group.shares):
+            self._me = None
+            raise LockLostError(
+                f"this member of the partitioner {self.name!r} was taken for dead, so other members may hold its"
+                " partitions; stop the work, and join again"
+            )
+        return group
+
+    def _change(self, step: Callable[[_Group], _Group]) -> _Group:
+        """Remove the members that are known dead, replace the group by the result of `step`, and return that."""
+        text, refusals = self._store.get(self._key, default=b""), Refusals(self._store, self._key)
+        while True:
+            known = self._parse(text)
+            dead = set(self._store.dead_sessions({each.session for each in known.shares} - {0}))
+            group = step(known._replace(shares=[each for each in known.shares if each.session not in dead]))
+            if group == known:
+                return known
+            group = group._replace(changes=known.changes + 1)
+            new = _format(group)
+            found = self._store.compare_set(self._key, text, new)
+            if found == new:
+                announce(self._store, self._changed, group.changes, KEPT)
+                return group
+            refusals.add()
+            text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
+
+    def _parse(self, text: bytes) -> _Group:
+        try:
+            return _parse(text) if text else _Group(0, self._count, 0, [])
+        except MalformedText as error:
+            raise foreign_value_error(self._key, text, "list of partitions") from error
+
+    def _id(self) -> str:
+        """Return the id of this member; "" if this process has not joined by this object."""
+        if self._me and self._me[0] != system.process_epoch():
+            self._me, self._held = None, {}  # this is a forked child, and only its parent is a member
+        return self._me[1] if self._me else ""
+
+
+def _held_by(group: _Group, name: str) -> dict[int, int]:
+    """Return the partitions of the member `name`; none if there is no such member."""
+    return next((each.held for each in group.shares if each.id == name), {})
+
+
+def _balanced(group: _Group, name: str) -> _Group:
+    """Return `group` after the member `name` has given up its surplus partitions, or has taken free ones."""
+    names = [each.id for each in group.shares]
+    if name not in names:
+        return group
+    place, (least, more) = names.index(name), divmod(group.partitions, len(names))
+    quota, last = least + (place < more), group.last
+    held = dict(list(group.shares[place].held.items())[:quota])
+    taken = {number for each in group.shares for number in each.held}
+    for number in [number for number in range(group.partitions) if number not in taken][: quota - len(held)]:
+        held[number] = last = last + 1
+    shares = list(group.shares)
+    shares[place] = shares[place]._replace(held=held)
+    return group._replace(last=last, shares=shares)
+
+
+def _parse(text: bytes) -> _Group:
+    """Parse the value of a group.
+
+    Raises:
+        MalformedText: `text` is not the value of a group.
+    """
+    head, *rows = text.split(b"\n")
+    changes, partitions, last = (parse_uint63(word) for word in words_in(head, " ", 3))
+    shares, taken = [], set[int]()
+    for row in rows:
+        name, session, owner, held = words_in(row, " ", 4)
+        pairs = [words_in(word.encode(), ":", 2) for word in held.split(",") if word]
+        numbers = {parse_uint63(number): parse_uint63(token) for number, token in pairs}
+        if not taken.isdisjoint(numbers) or max(numbers, default=0) >= partitions:
+            raise MalformedText("two members hold a partition, or a member holds one that does not exist")
+        taken.update(numbers)
+        shares.append(_Share(name, parse_uint63(session), owner, numbers))
+    return _Group(changes, partitions, last, shares)
+
+
+def _format(group: _Group) -> bytes:
+    """Return `group` as text, the inverse of `_parse`."""
+    rows = [f"{group.changes} {group.partitions} {group.last}"]
+    for name, session, owner, held in group.shares:
+        rows.append(f"{name} {session} {owner} {','.join(f'{number}:{token}' for number, token in held.items())}")
+    return "\n".join(rows).encode()
