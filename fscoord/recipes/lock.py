@@ -101,6 +101,8 @@ class RLock(Lock):
         return self._is_owned_by(self._here.__dict__)
 
     def _release_save(self) -> int:
+        if not self._is_owned():
+            raise self._not_held()
         levels = len(self._levels)
         for _ in range(levels):
             self.release()
