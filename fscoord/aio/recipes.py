@@ -86,6 +86,8 @@ class ReadWriteLock(ForTasks):
         self.writer: Hold = Hold(self._driver, self._core.writer)
 
     held_side = for_tasks(recipes.ReadWriteLock.held_side)
+    own_side = for_tasks(recipes.ReadWriteLock.own_side)
+    downgrade = for_tasks(recipes.ReadWriteLock.downgrade)
     holders = for_tasks(recipes.ReadWriteLock.holders)
     waiters = for_tasks(recipes.ReadWriteLock.waiters)
 

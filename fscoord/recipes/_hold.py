@@ -86,8 +86,12 @@ class Exclusive(Undoable, ContextDecorator):
 
     def _state(self) -> str:
         """Return "held" with the tokens of this process, or "not held", for `repr`."""
-        tokens = [str(entry.token) for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
+        tokens = [str(entry.token) for entry in self._entries()]
         return f"held with token{'s' if len(tokens) > 1 else ''} {', '.join(tokens)}" if tokens else "not held"
+
+    def _entries(self) -> list[Entry]:
+        """Return the entries of this object's holds in this process. `_current` returns the last one."""
+        return [entry for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
 
     @property
     def name(self) -> str:
@@ -168,12 +172,7 @@ class Exclusive(Undoable, ContextDecorator):
         """
         for name in got:
             for held in [held for held in list(self._held) if held[1].id == name]:
-                self._end(held[1])
-                self._stop(held)
-                try:
-                    self._held.remove(held)
-                except ValueError as error:  # another thread has released it
-                    raise_unless_absent(error)
+                self._forget(held)
             callers.pop(name, None)
             self._line.leave_quietly(name)
             if self._spans:
@@ -202,6 +201,15 @@ class Exclusive(Undoable, ContextDecorator):
         if held[2] is not None:
             held[2].end()
 
+    def _forget(self, held: HeldEntry) -> None:
+        """Do all of a release but the change of the line. This method may be called twice."""
+        self._end(held[1])
+        self._stop(held)
+        try:
+            self._held.remove(held)
+        except ValueError as error:  # another thread has released it, or `_take` has removed it
+            raise_unless_absent(error)
+
     def _limit(self, blocking: bool, timeout: Timeout | None) -> float:
         """Return how many seconds `acquire` waits. The arguments are those of `threading.Lock.acquire`."""
         if timeout == -1:
@@ -224,7 +232,7 @@ class Exclusive(Undoable, ContextDecorator):
             raise self._line.timed_out(self._what, limit)
         return self
 
-    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
+    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:
         """Release the latest hold of this object. `here` identifies the calling thread or task.
 
         The hold is moved to `gone` first, so that `_finish` can complete an interrupted release.
@@ -235,12 +243,7 @@ class Exclusive(Undoable, ContextDecorator):
         Raises:
             LockLostError: the hold was lost before.
         """
-        self._current()
-        try:
-            # One C call, because other threads may share the object, and a Ctrl-C may come between two calls.
-            gone.extend(map(_POP, (self._held,)))
-        except IndexError as error:
-            raise_unless_absent(error)
+        if not self._take(gone, here):
             return False
         held = gone[-1]
         assert not isinstance(held, str)
@@ -250,6 +253,17 @@ class Exclusive(Undoable, ContextDecorator):
             raise self._lost(held[1])
         if self._spans:
             self._end_span(held[1].id, "released")
+        return True
+
+    def _take(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `Reentrant`
+        """Move the latest hold of this object to `gone`. Return False if this object holds nothing."""
+        self._current()
+        try:
+            # One C call, because other threads may share the object, and a Ctrl-C may come between two calls.
+            gone.extend(map(_POP, (self._held,)))
+        except IndexError as error:
+            raise_unless_absent(error)
+            return False
         return True
 
     def _release_one(self, gone: list[HeldEntry | str], here: object) -> None:
@@ -265,8 +279,7 @@ class Exclusive(Undoable, ContextDecorator):
                 self._release(gone, here)
         for held in gone:
             if not isinstance(held, str):
-                self._end(held[1])
-                self._stop(held)
+                self._forget(held)
                 self._line.leave_quietly(held[1].id)
                 if self._spans:
                     self._end_span(held[1].id, "released")

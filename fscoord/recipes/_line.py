@@ -270,6 +270,11 @@ class Line:
         entries = self._change(lambda entries: [with_new_sign(each) if each.id == name else each for each in entries])
         return bool(_served(entries, name))
 
+    def set_mode(self, name: str, mode: str) -> bool:
+        """Change the mode of the entry `name`. Return whether the entry still holds the resource."""
+        entries = self._change(lambda entries: [e._replace(mode=mode) if e.id == name else e for e in entries])
+        return bool(_served(entries, name))
+
     def still_holds(self, entry: Entry) -> bool:
         """Return whether `entry` is in line and holds the resource."""
         return bool(_served(self.entries(), entry.id))
