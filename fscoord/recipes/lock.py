@@ -195,10 +195,10 @@ class PlainSide(Exclusive):
 
     def _own_hold(self, mode: str) -> RuntimeError:
         """Return the error of an acquisition that would wait for a hold with `mode` of the same thread or task."""
-        side = {"r": "reader", "w": "writer"}[mode]
+        held = "reading" if mode == "r" else "writing"
         return RuntimeError(
-            f"{self._what} {self.name!r} was not acquired: the same thread or task holds the {side}'s side, and would"
-            f" wait for itself. Release the {side}'s side first"
+            f"{self._what} {self.name!r} was not acquired: the same thread or task holds the lock for {held}, and"
+            " would wait for itself; release that side first"
         )
 
 

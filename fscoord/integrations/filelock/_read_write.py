@@ -37,9 +37,8 @@ class FsReadWriteLock(_Base):
         self._guard = system.mutex()  # of the two attributes below
         self._levels = 0
         self._epoch = system.process_epoch()
-        self._sides: list[
-            PlainSide
-        ] = []  # the sides that this object holds in the store: one, or a reader for each thread
+        # The sides that this object holds in the store: one, or a reader for each thread.
+        self._sides: list[PlainSide] = []
         super().__init__(lock_file, timeout, blocking=blocking, is_singleton=is_singleton)
 
     def acquire_read(self, timeout: float | None = None, *, blocking: bool | None = None) -> Any:
