@@ -52,12 +52,17 @@ class Lock(Exclusive):
             lease while the lock is held. If `ttl` passes by a contender's clock without a renewal, the contender takes
             the lock away. So a lease ends the hold of a stopped process. A lease also ends the hold of a dead process
             on a store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
+        label: a text of at most 100 characters, such as the name of the job, that `holders`, `waiters`, error messages
+            and ``fscoord ps`` show beside the process.
+        auto_renew: whether a thread renews the lease. If False, the program calls `renew` within each `ttl`. So the
+            lease also ends the hold of a process whose other threads run, but whose work hangs.
 
     Raises:
         StoreTimeoutError: at the beginning of a ``with``, other processes held the lock for the whole timeout. The
             error names the holder.
         LockLostError: at the end of a ``with``, this object had already lost the lock.
-        ValueError: `timeout` is negative, or `ttl` is not a time above zero.
+        ValueError: `timeout` is negative, `ttl` is not a time above zero, `label` is too long, or `auto_renew` is False
+            without a `ttl`.
     """
 
     _what = "the lock"
@@ -76,8 +81,17 @@ class RLock(Reentrant, Lock):
     A `threading.Condition` may use the lock. ``notify`` of the condition wakes only threads of this process.
     """
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        super().__init__(store, name, timeout, ttl)
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
+    ) -> None:
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
 
     # `threading.Condition` calls these three methods. Without `_is_owned` it would take a failed ``acquire(False)`` for
     # ownership.
@@ -118,7 +132,7 @@ class Semaphore(Exclusive):
         name: the semaphore's name in the store. Keys that begin with the name and a slash belong to the semaphore.
         value: the greatest number of acquisitions at the same time. All contenders must pass the same value.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
-        ttl: as for `fscoord.recipes.Lock`.
+        ttl, label, auto_renew: as for `fscoord.recipes.Lock`.
 
     Raises:
         ValueError: `value` is below 1. `acquire` also raises a `ValueError`, if another contender has passed another
@@ -129,11 +143,19 @@ class Semaphore(Exclusive):
     _kind = SEMAPHORE
 
     def __init__(
-        self, store: Store, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
+        self,
+        store: Store,
+        name: Key,
+        value: int = 1,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
     ) -> None:
         self._value = check_positive("value", value)
         self._mode = str(self._value)
-        super().__init__(store, name, timeout, ttl)
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
 
     @releasing
     def release(self, gone: list[HeldEntry | str], here: object, n: int = 1) -> None:
@@ -176,11 +198,20 @@ class PlainSide(Exclusive):
     _policy = staticmethod(readers_or_writer)
 
     def __init__(
-        self, store: Store, name: Key, timeout: Timeout | None, ttl: Timeout | None, mode: str, what: str
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None,
+        ttl: Timeout | None,
+        mode: str,
+        what: str,
+        *,
+        label: str,
+        auto_renew: bool,
     ) -> None:
         self._mode = mode
         self._what = what
-        super().__init__(store, name, timeout, ttl)
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
         self._of_both_sides = [self._held]  # the lists of holds; a reference to the other side would be a cycle
 
     def _check_wait(self, entry: Entry) -> None:
@@ -243,9 +274,19 @@ class PlainReadWriteLock:
     __reduce__ = refuse_copies
     _side: type[PlainSide] = PlainSide
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        self.reader: PlainSide = self._side(store, name, timeout, ttl, "r", "the lock for reading")
-        self.writer: PlainSide = self._side(store, name, timeout, ttl, "w", "the lock for writing")
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
+    ) -> None:
+        reading, writing = ("r", "the lock for reading"), ("w", "the lock for writing")
+        self.reader: PlainSide = self._side(store, name, timeout, ttl, *reading, label=label, auto_renew=auto_renew)
+        self.writer: PlainSide = self._side(store, name, timeout, ttl, *writing, label=label, auto_renew=auto_renew)
         self.reader._of_both_sides = self.writer._of_both_sides = (
             self.reader._of_both_sides + self.writer._of_both_sides
         )
@@ -287,7 +328,7 @@ class ReadWriteLock(PlainReadWriteLock, Undoable):
         store: the store that all contenders share.
         name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
-        ttl: as for `fscoord.recipes.Lock`.
+        ttl, label, auto_renew: as for `fscoord.recipes.Lock`.
 
     Attributes:
         reader: the side for reading: ``with lock.reader:``, or ``acquire`` and ``release``.
@@ -298,8 +339,17 @@ class ReadWriteLock(PlainReadWriteLock, Undoable):
     reader: Side
     writer: Side
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        super().__init__(store, name, timeout, ttl)
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
+    ) -> None:
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
         reader, writer = self.reader, self.writer
         self._store, self._here = reader._store, reader._here
         writer._here, writer._owned, writer._held = reader._here, reader._owned, reader._held

@@ -54,7 +54,7 @@ def test_writer_acquires_both_sides_again(store: Store) -> None:
 def test_reader_that_wants_to_write_is_told_to_release_first(store: Store) -> None:
     lock = ReadWriteLock(store, "l")
     with lock.reader:
-        with pytest.raises(RuntimeError, match="holds the lock for reading, .* release that side first"):
+        with pytest.raises(RuntimeError, match=r"holds the lock for reading, .* release that side first"):
             lock.writer.acquire()
         assert not lock.writer.acquire(blocking=False)
         assert not lock.writer.acquire(timeout=0)
@@ -118,7 +118,7 @@ def test_writer_goes_on_as_reader_with_no_writer_between(how: str, place: Place,
     assert turns == ["reader"]
     assert [each.token for each in lock.holders()] == [token]
     assert lock.own_side() == lock.held_side() == "reader"
-    with pytest.raises(RuntimeError, match="holds the lock for reading, .* release that side first"):
+    with pytest.raises(RuntimeError, match=r"holds the lock for reading, .* release that side first"):
         lock.writer.acquire()
     (lock.writer if how == "downgrade" else lock.reader).release()
     threads[1].join(LIMIT_S)
