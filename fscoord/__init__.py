@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (
+    AcquireCancelledError,
     BarrierError,
     BrokenBarrierError,
     CorruptLogError,
@@ -102,6 +103,7 @@ __all__ = [
     "store_timeout",
     "synchronize",
     # errors: the names of `errors.__all__`, repeated here because mypy reads only a list of string literals
+    "AcquireCancelledError",
     "BarrierError",
     "BrokenBarrierError",
     "CorruptLogError",

@@ -254,6 +254,10 @@ class LockLostError(FscoordError):
     """A lock or a similar claim was lost: its holder was declared dead, or `recipes.force_release` released it."""
 
 
+class AcquireCancelledError(FscoordError):
+    """Another thread or task of this process called ``cancel`` while an acquisition waited. Nothing is held."""
+
+
 class StaleTokenError(LockLostError):
     """A write was refused because the value has a newer fencing token: another process has acquired the lock since."""
 

@@ -30,6 +30,8 @@ def _escape(sign: str) -> str:
     return f"\\x{ord(sign) - 0xDC00:02x}" if "\udc80" <= sign <= "\udcff" else ascii(sign)[1:-1]
 
 
+_ESCAPED = re.compile("(%[0-9A-F]{2})+")
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
 """The characters that need no quoting in any shell."""
 
@@ -45,6 +47,11 @@ def escape_word(text: str) -> str:
         sign if sign.isprintable() and sign not in " %" else "".join(f"%{byte:02X}" for byte in _bytes(sign))
         for sign in text
     )
+
+
+def unescape_word(word: str) -> str:
+    """Return the text of which `escape_word` has made `word`."""
+    return _ESCAPED.sub(lambda found: bytes.fromhex(found[0].replace("%", "")).decode("utf-8", "surrogateescape"), word)
 
 
 def closer_look(path: str) -> str:

@@ -39,9 +39,16 @@ class Hold(Named, AsyncContextDecorator):
     def token(self) -> int:
         return self._core.token
 
+    @property
+    @explained_by(Exclusive.is_acquired)
+    def is_acquired(self) -> bool:
+        return self._core.is_acquired
+
     acquire = for_tasks(Exclusive.acquire)
+    cancel = for_tasks(Exclusive.cancel)
     release = for_tasks(Exclusive.release)
     check = for_tasks(Exclusive.check)
+    renew = for_tasks(Exclusive.renew)
     holders = for_tasks(Exclusive.holders)
     waiters = for_tasks(Exclusive.waiters)
     __aenter__ = for_tasks(Exclusive.__enter__, itself)
@@ -86,6 +93,8 @@ class ReadWriteLock(ForTasks):
         self.writer: Hold = Hold(self._driver, self._core.writer)
 
     held_side = for_tasks(recipes.ReadWriteLock.held_side)
+    own_side = for_tasks(recipes.ReadWriteLock.own_side)
+    downgrade = for_tasks(recipes.ReadWriteLock.downgrade)
     holders = for_tasks(recipes.ReadWriteLock.holders)
     waiters = for_tasks(recipes.ReadWriteLock.waiters)
 

@@ -20,7 +20,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, LockLostError, StoreError, StoreTimeoutError, needed_extra
-from fscoord.recipes import Election, Lock, Membership, Participant, ReadWriteLock, force_release
+from fscoord.recipes import Election, Lock, Membership, Participant, force_release
+from fscoord.recipes.lock import PlainReadWriteLock
 from fscoord.store import Store
 from fscoord.stores.url import open_store, with_options
 
@@ -46,7 +47,7 @@ HEARTBEAT_S: Final = 10.0
 
 
 class FscoordLock(locking.Lock):
-    """A lock of tooz, exclusive or shared, made of a `~fscoord.recipes.ReadWriteLock`.
+    """A lock of tooz, exclusive or shared, made like a `~fscoord.recipes.ReadWriteLock`.
 
     Contenders acquire the lock in the order of their requests, across processes and hosts. The lock is released when
     its holder dies, and when the coordinator that made the holder's object stops. An object that holds the lock shared
@@ -62,7 +63,7 @@ class FscoordLock(locking.Lock):
         super().__init__(name)
         self._store = store
         self._key = LOCKS + _quoted(name)
-        self._lock = ReadWriteLock(store, self._key)
+        self._lock = PlainReadWriteLock(store, self._key)
         self._state_lock = system.mutex()
         self._again = 0  # how often this object acquired the lock shared while it already held it shared
 

@@ -33,6 +33,7 @@ class Entry(NamedTuple):
         session: the session number of the contender's handle; 0 on a store without sessions.
         owner: the contender's process, ``host:pid``, for messages.
         lease: ``seconds:count``, the length of the lease and how often it was renewed; or `NO_LEASE`.
+        label: the contender's label, as a word (`escape_word`); ``""`` if it has none. The row then has one word less.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Entry(NamedTuple):
     session: int
     owner: str
     lease: str
+    label: str = ""
 
     @property
     def lease_s(self) -> float:
@@ -96,14 +98,14 @@ def parse_line(text: bytes) -> State:
     entries = []
     for line in lines:
         parts = line.split(" ")
-        if len(parts) != len(Entry._fields):
+        if len(parts) not in {len(Entry._fields) - 1, len(Entry._fields)}:
             raise MalformedText(f"{line[:40]!r} is not an entry")
-        name, mode, token, session, owner, lease = parts
+        name, mode, token, session, owner, lease, *label = parts
         if lease != NO_LEASE:
             _check_lease(lease)
         if not (mode.isascii() and len(mode) < 20):
             raise MalformedText(f"{mode!r} is not a mode")
-        entries.append(Entry(name, mode, parse_uint63(token), parse_uint63(session), owner, lease))
+        entries.append(Entry(name, mode, parse_uint63(token), parse_uint63(session), owner, lease, *label))
     last, _, *words = head.split(" ") if " " in head else (head, "")
     return State(parse_uint63(last), [_parse_wake_up(word) for word in words], entries)
 
@@ -129,4 +131,4 @@ def format_line(state: State, stamp: str) -> bytes:
     The stamp differs in each write, so that a writer recognises its own write.
     """
     head = " ".join([str(state.last), stamp, *("{}:{}:{}".format(*each) for each in state.wake_ups)])
-    return "\n".join([head, *("{} {} {} {} {} {}".format(*entry) for entry in state.entries)]).encode()
+    return "\n".join([head, *("{} {} {} {} {} {} {}".format(*entry).rstrip() for entry in state.entries)]).encode()

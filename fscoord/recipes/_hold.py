@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import Key, Timeout, key_bytes, refuse_copies, to_seconds
 from fscoord._runtime import system, tracing
+from fscoord._runtime.escaping import unescape_word
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import LOCK
 from fscoord._waiting.wait import WaitSteps
@@ -23,6 +24,9 @@ from fscoord.store import Store, begin_span, needed_store, shown
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """One hold: the `system.process_epoch` at its acquisition, its entry in line, and the renewer of its lease or None."""
 _POP: Final = list[HeldEntry].pop
+LABEL_MAX: Final = 100
+"""The greatest length of a label, in characters."""
+
 RUNS_LATER: Final = 0x20 | 0x80 | 0x200
 """The code flags of generator functions, coroutine functions and asynchronous generator functions."""
 
@@ -42,11 +46,13 @@ class Contender(NamedTuple):
         owner: the process, ``host:pid``.
         session: the session number of the process's handle; 0 on a store without sessions.
         token: the fencing token; 0 while the process waits.
+        label: the label that the contender gave itself; ``""`` if it has none.
     """
 
     owner: str
     session: int
     token: int
+    label: str = ""
 
 
 class Exclusive(Undoable, ContextDecorator):
@@ -67,14 +73,29 @@ class Exclusive(Undoable, ContextDecorator):
 
     __reduce__ = refuse_copies
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
+    ) -> None:
         self._store = needed_store(store)
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(
                 f"ttl must be a finite time above zero, not {ttl!r}; omit it for a hold that does not expire"
             )
-        self._line = Line(store, name, self._policy, self._ttl)
+        if ttl is None and not auto_renew:
+            raise ValueError("auto_renew=False is for a hold with a lease: give its length as ttl")
+        if len(label) > LABEL_MAX:
+            raise ValueError(f"a label may have {LABEL_MAX} characters, and {label[:20]!r}... has {len(label)}")
+        self._auto_renew = auto_renew
+        self._pending: dict[str, int] = {}  # by the entry's id: the `system.process_epoch` of each wait in line
+        self._line = Line(store, name, self._policy, self._ttl, label)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
         # Made here, and not at the import, because gevent and eventlet may replace `threading.local` after the import.
@@ -86,8 +107,12 @@ class Exclusive(Undoable, ContextDecorator):
 
     def _state(self) -> str:
         """Return "held" with the tokens of this process, or "not held", for `repr`."""
-        tokens = [str(entry.token) for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
+        tokens = [str(entry.token) for entry in self._entries()]
         return f"held with token{'s' if len(tokens) > 1 else ''} {', '.join(tokens)}" if tokens else "not held"
+
+    def _entries(self) -> list[Entry]:
+        """Return the entries of this object's holds in this process. `_current` returns the last one."""
+        return [entry for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
 
     @property
     def name(self) -> str:
@@ -126,13 +151,18 @@ class Exclusive(Undoable, ContextDecorator):
     def _stand_in_line(self, name: str, here: object, blocking: bool, limit: float) -> WaitSteps[bool]:
         """Enter the line as `name`, and wait for up to `limit` seconds. Return whether the resource was acquired."""
         end = system.time.monotonic() + limit
-        entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
-        if entry is not None and not entry.token:
-            if limit > 0:
-                self._check_wait(entry)
-            entry = yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind)
-            if entry is None and limit > 0 and self._spans:
-                self._end_span(name, "time-out")
+        self._pending[name] = system.process_epoch()
+        try:
+            entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
+            if entry is not None and not entry.token:
+                if limit > 0:
+                    self._check_wait(entry)
+                entry = yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind)
+                if entry is None and limit > 0 and self._spans:
+                    self._end_span(name, "time-out")
+        finally:
+            self._pending.pop(name, None)
+            self._line.end_wait(name)
         return self._keep(entry, name, here)
 
     def _check_wait(self, entry: Entry) -> None:
@@ -145,7 +175,8 @@ class Exclusive(Undoable, ContextDecorator):
         if served is None:
             callers.pop(name, None)
             return False
-        renewal = LeaseRenewer(self.name, self._line.renew, served, self._lost) if self._ttl else None
+        is_renewed = self._ttl and self._auto_renew
+        renewal = LeaseRenewer(self.name, self._line.renew, served, self._lost) if is_renewed else None
         self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()
@@ -168,12 +199,7 @@ class Exclusive(Undoable, ContextDecorator):
         """
         for name in got:
             for held in [held for held in list(self._held) if held[1].id == name]:
-                self._end(held[1])
-                self._stop(held)
-                try:
-                    self._held.remove(held)
-                except ValueError as error:  # another thread has released it
-                    raise_unless_absent(error)
+                self._forget(held)
             callers.pop(name, None)
             self._line.leave_quietly(name)
             if self._spans:
@@ -202,6 +228,15 @@ class Exclusive(Undoable, ContextDecorator):
         if held[2] is not None:
             held[2].end()
 
+    def _forget(self, held: HeldEntry) -> None:
+        """Do all of a release but the change of the line. This method may be called twice."""
+        self._end(held[1])
+        self._stop(held)
+        try:
+            self._held.remove(held)
+        except ValueError as error:  # another thread has released it, or `_take` has removed it
+            raise_unless_absent(error)
+
     def _limit(self, blocking: bool, timeout: Timeout | None) -> float:
         """Return how many seconds `acquire` waits. The arguments are those of `threading.Lock.acquire`."""
         if timeout == -1:
@@ -224,7 +259,7 @@ class Exclusive(Undoable, ContextDecorator):
             raise self._line.timed_out(self._what, limit)
         return self
 
-    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
+    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:
         """Release the latest hold of this object. `here` identifies the calling thread or task.
 
         The hold is moved to `gone` first, so that `_finish` can complete an interrupted release.
@@ -235,12 +270,7 @@ class Exclusive(Undoable, ContextDecorator):
         Raises:
             LockLostError: the hold was lost before.
         """
-        self._current()
-        try:
-            # One C call, because other threads may share the object, and a Ctrl-C may come between two calls.
-            gone.extend(map(_POP, (self._held,)))
-        except IndexError as error:
-            raise_unless_absent(error)
+        if not self._take(gone, here):
             return False
         held = gone[-1]
         assert not isinstance(held, str)
@@ -250,6 +280,17 @@ class Exclusive(Undoable, ContextDecorator):
             raise self._lost(held[1])
         if self._spans:
             self._end_span(held[1].id, "released")
+        return True
+
+    def _take(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `Reentrant`
+        """Move the latest hold of this object to `gone`. Return False if this object holds nothing."""
+        self._current()
+        try:
+            # One C call, because other threads may share the object, and a Ctrl-C may come between two calls.
+            gone.extend(map(_POP, (self._held,)))
+        except IndexError as error:
+            raise_unless_absent(error)
+            return False
         return True
 
     def _release_one(self, gone: list[HeldEntry | str], here: object) -> None:
@@ -265,8 +306,7 @@ class Exclusive(Undoable, ContextDecorator):
                 self._release(gone, here)
         for held in gone:
             if not isinstance(held, str):
-                self._end(held[1])
-                self._stop(held)
+                self._forget(held)
                 self._line.leave_quietly(held[1].id)
                 if self._spans:
                     self._end_span(held[1].id, "released")
@@ -296,8 +336,19 @@ class Exclusive(Undoable, ContextDecorator):
 
         Raises:
             LockLostError: another process removed this contender from the line.
+            AcquireCancelledError: another thread or task called `cancel` during the wait.
         """
         return self._acquire(_got, _here, blocking, timeout)
+
+    def cancel(self) -> None:
+        """End the waits of this object's acquisitions, which other threads or tasks of this process have begun.
+
+        Each of them leaves the line, and raises `~fscoord.AcquireCancelledError`. An acquisition whose turn comes at
+        the same moment may still succeed. Later acquisitions are not cancelled.
+        """
+        for name, epoch in list(self._pending.items()):
+            if epoch == system.process_epoch():  # a forked child leaves its parent's waits alone
+                self._line.cancel(name)
 
     @releasing
     def release(self, gone: list[HeldEntry | str], here: object) -> None:
@@ -322,6 +373,30 @@ class Exclusive(Undoable, ContextDecorator):
             raise LockLostError(str(self._not_held()))
         if not self._line.still_holds(entry):
             raise self._lost(entry)
+
+    def renew(self) -> None:
+        """Renew the leases of this object's acquisitions: each lasts for another `ttl`.
+
+        With ``auto_renew=False`` no thread does this.
+
+        Raises:
+            LockLostError: an acquisition was lost, or this object holds nothing.
+            RuntimeError: this object was made without a `ttl`.
+        """
+        if not self._ttl:
+            raise RuntimeError(f"{self._what} {self.name!r} has no lease to renew: give its length as ttl")
+        self._current()
+        entries = self._entries()
+        if not entries:
+            raise LockLostError(str(self._not_held()))
+        for entry in entries:
+            if not self._line.renew(entry.id):
+                raise self._lost(entry)
+
+    @property
+    def is_acquired(self) -> bool:
+        """Whether this object holds the resource, as far as this process knows. `check` asks the store."""
+        return self._current() is not None
 
     @property
     def token(self) -> int:
@@ -367,4 +442,4 @@ class Exclusive(Undoable, ContextDecorator):
 
 def contender_of(entry: Entry) -> Contender:
     """Return the public description of `entry`."""
-    return Contender(entry.owner, entry.session, entry.token)
+    return Contender(entry.owner, entry.session, entry.token, unescape_word(entry.label))

@@ -40,10 +40,11 @@ from typing import Any, Final
 
 from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
+from fscoord._runtime.escaping import escape_word, unescape_word
 from fscoord._waiting.awaited import Awaited
 from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
-from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
+from fscoord.errors import AcquireCancelledError, FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._cleanup import as_one_wait
 from fscoord.recipes._entry import (
     ID_MAX,
@@ -94,10 +95,10 @@ class Line:
     An entry is *served* when it acquires the resource. `policy` decides how many entries are served at once.
 
     With a `ttl` in seconds, the entries of this object have leases. A holder must renew its lease, because other
-    contenders remove an entry whose lease was not renewed for `ttl` seconds.
+    contenders remove an entry whose lease was not renewed for `ttl` seconds. The entries of this object have `label`.
     """
 
-    def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0) -> None:
+    def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0, label: str = "") -> None:
         self.name = key_text(key_bytes(name))
         self._store = needed_store(store)
         self._prefix = key_bytes(name)
@@ -105,7 +106,9 @@ class Line:
         self._transacts = store.capabilities.transacts  # whether a change of the line and of wake keys is one step
         self._policy = policy
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
+        self._label = escape_word(label)
         self._signs = LeaseMonitor()
+        self._cancelled: set[str] = set()  # ids of entries of this object whose waiters are to end their waits
         self._text: bytes | None = None  # the line as last read: the value that the next change expects
         self._alone = ("", b"", b"")  # the id of our entry that was alone in line, that line, the line without it
         self._free = (b"", 0)  # a line without entries, and its last token
@@ -145,7 +148,7 @@ class Line:
         """
         text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
-            tail = f" {session} {self._me[1]} {self._lease}"
+            tail = f" {session} {self._me[1]} {self._lease} {self._label}".rstrip()
             self._tail = session, tail
         for _ in range(FREE_TRIES):  # after these tries the caller uses `join`, which pauses between tries
             if text is None or text.count(b" ") != 1:  # the line has an entry, or a wake-up is under way
@@ -162,7 +165,7 @@ class Line:
             if found == new:
                 free = head.encode()
                 self._alone, self._free, self._text = (name, new, free), (free, token), new
-                return _entry(Entry, (name, mode, token, session, self._me[1], self._lease))
+                return _entry(Entry, (name, mode, token, session, self._me[1], self._lease, self._label))
             self._text = text = found if found != text else None  # the expected text, but no write: the key was deleted
         return None
 
@@ -172,7 +175,7 @@ class Line:
         Return None and change nothing if `only_if_served` is true and the entry would have to wait. Also return None if
         no compare-and-set succeeds within `limit` seconds, and `limit` is less than the store's timeout.
         """
-        new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease)
+        new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease, self._label)
         end = system.time.monotonic() + limit
         refusals = Refusals(self._store, self._key, end)
         try:
@@ -226,6 +229,7 @@ class Line:
 
         Raises:
             LockLostError: another process removed the entry.
+            AcquireCancelledError: `cancel` was called for the entry.
         """
         service = partial(self._await_service, entry, timeout)
         return as_one_wait(Awaited(kind, self.name), lambda: self._held_up(entry), service)
@@ -239,6 +243,8 @@ class Line:
             self._text = self._read()
             entries = self._parse(self._text).entries
             names = [other.id for other in entries]
+            if entry.id in self._cancelled and not _served(entries, entry.id):
+                raise self._cancel_error()
             if entry.id not in names:
                 raise self.lost(entry)
             place = names.index(entry.id)
@@ -264,9 +270,45 @@ class Line:
                 if dead:
                     self._bury(suspects, before)
 
+    def cancel(self, name: str) -> None:
+        """End the wait of the entry `name` of this object in another thread, unless the entry acquires first."""
+        was_waiting = False
+
+        def without(entries: list[Entry]) -> list[Entry]:
+            nonlocal was_waiting
+            rest = [other for other in entries if other.token or other.id != name]
+            was_waiting = len(rest) < len(entries)
+            return rest
+
+        self._cancelled.add(name)  # before the change: the waiter may read the line at any time
+        _waking.add(name)
+        try:
+            self._change(without, called=name)
+            if was_waiting:
+                self._store.set(self._wake_key(name), b"1")
+        finally:
+            _waking.discard(name)
+        if name not in self._cancelled:  # the waiter left before its wake key was set: this change deletes the key
+            self._change(list)
+
+    def _cancel_error(self) -> AcquireCancelledError:
+        return AcquireCancelledError(
+            f"the wait for {self.name!r} was cancelled by this process, and its place in line was given up; acquire"
+            " again if the work is still wanted"
+        )
+
+    def end_wait(self, name: str) -> None:
+        """Forget that `cancel` was called for `name`. The waiter then calls `leave`, which deletes its wake key."""
+        self._cancelled.discard(name)
+
     def renew(self, name: str) -> bool:
         """Renew the lease of the entry `name`. Return whether the entry still holds the resource."""
         entries = self._change(lambda entries: [with_new_sign(each) if each.id == name else each for each in entries])
+        return bool(_served(entries, name))
+
+    def set_mode(self, name: str, mode: str) -> bool:
+        """Change the mode of the entry `name`. Return whether the entry still holds the resource."""
+        entries = self._change(lambda entries: [e._replace(mode=mode) if e.id == name else e for e in entries])
         return bool(_served(entries, name))
 
     def still_holds(self, entry: Entry) -> bool:
@@ -307,6 +349,8 @@ class Line:
         """Remove `entry` and return None. If `entry` has acquired the resource meanwhile, keep and return `entry`."""
         entries = self._change(lambda entries: [other for other in entries if other.token or other.id != entry.id])
         served = _served(entries, entry.id)
+        if not served and entry.id in self._cancelled:
+            raise self._cancel_error()
         return served[0] if served else None
 
     def _bury(self, suspects: list[Entry], before: float) -> bool:
@@ -328,12 +372,17 @@ class Line:
         return bool(gone)
 
     def _change(
-        self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None, end: float = math.inf
+        self,
+        step: Callable[[list[Entry]], list[Entry]],
+        or_nothing: str | None = None,
+        end: float = math.inf,
+        called: str = "",
     ) -> list[Entry]:
         """Replace the entries by ``step(entries)``, serve and wake the next entries, and return the new entries.
 
         If `or_nothing` is the id of an entry, make the change only if the change serves this entry. No try begins after
-        the time `end` of the monotonic clock, or after the store's timeout.
+        the time `end` of the monotonic clock, or after the store's timeout. If `called` is the id of an entry that the
+        change removes, the caller will set the wake key of this entry: the same write records that.
         """
         text = self._text
         fresh = text is None
@@ -344,12 +393,13 @@ class Line:
             state, stamp = self._parse(text), self.new_id()
             changed = step(state.entries)
             wake_ups = state.wake_ups and self._unsettled(state.wake_ups, changed)
+            if called and len(changed) < len(state.entries):
+                wake_ups = [*wake_ups, WakeUp(called, self._store.register(), self._me[2])]
             if changed != state.entries or wake_ups != state.wake_ups:
                 knows = changed[-1].id if len(changed) > len(state.entries) else ""  # the entry that has just joined
                 new, served = self._serve(State(state.last, wake_ups, changed), knows)
                 if not or_nothing or or_nothing in served:
-                    called = [name for name in served if name != knows]
-                    found = self._replace(text, state, new, stamp, called)
+                    found = self._replace(text, state, new, stamp, [name for name in served if name != knows])
                     if found is None:
                         self._cleared.difference_update(each.id for each in state.wake_ups)
                         return new.entries
@@ -466,10 +516,11 @@ def caller_of(entry: Entry) -> object | None:
 def _owner_text(entry: Entry) -> str:
     """Return the owner of `entry` for messages: ``host:pid``, or the thread or task of an entry of this process."""
     caller: Any = caller_of(entry)
+    label = f" ({unescape_word(entry.label)!r})" if entry.label else ""
     if caller is None:
-        return entry.owner
+        return entry.owner + label
     name = f"thread {caller.name}" if isinstance(caller, system.threading.Thread) else f"task {caller.get_name()}"
-    return f"this process ({name}) as {entry.owner}"
+    return f"this process ({name}) as {entry.owner}{label}"
 
 
 def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:

@@ -49,7 +49,7 @@ class Election(Exclusive):
         name: the election's name in the store. Keys that begin with the name and a slash belong to the election.
         data: the data that this candidate publishes when it leads.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
-        ttl: as for `fscoord.recipes.Lock`.
+        ttl, label, auto_renew: as for `fscoord.recipes.Lock`.
     """
 
     _what = "the leadership of"
@@ -57,11 +57,19 @@ class Election(Exclusive):
     _span_kind = "election"
 
     def __init__(
-        self, store: Store, name: Key, data: Value = b"", timeout: Timeout | None = None, ttl: Timeout | None = None
+        self,
+        store: Store,
+        name: Key,
+        data: Value = b"",
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
     ) -> None:
         self._data = value_bytes(data)
         self._terms = key_bytes(name) + b"/term/"
-        super().__init__(store, name, timeout, ttl)
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
 
     @acquiring
     def campaign(self, _got: list[str], _here: object, timeout: Timeout | None = math.inf) -> bool | WaitSteps[bool]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from contextlib import suppress
 
 from fscoord._arguments import (
     Key,
@@ -20,19 +20,16 @@ from fscoord._arguments import (
     to_seconds,
     value_bytes,
 )
-from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import SEMAPHORE
 from fscoord._waiting.wait import VALUES, WaitRequest, WaitSteps
-from fscoord.errors import StaleTokenError
-from fscoord.recipes._cleanup import in_steps
+from fscoord.errors import FscoordError, LockLostError, StaleTokenError
+from fscoord.recipes._cleanup import Undoable, in_steps, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry, releasing
 from fscoord.recipes._keys import Refusals, foreign_value_error
 from fscoord.recipes._line import caller_of, callers, readers_or_writer
+from fscoord.recipes._reentrant import Owned, Reentrant
 from fscoord.store import Store, needed_store, shown
-
-_POP: Final = list[str].pop
 
 
 class Lock(Exclusive):
@@ -55,12 +52,17 @@ class Lock(Exclusive):
             lease while the lock is held. If `ttl` passes by a contender's clock without a renewal, the contender takes
             the lock away. So a lease ends the hold of a stopped process. A lease also ends the hold of a dead process
             on a store that can't detect deaths. Leases were invented by C. Gray and D. Cheriton (1989).
+        label: a text of at most 100 characters, such as the name of the job, that `holders`, `waiters`, error messages
+            and ``fscoord ps`` show beside the process.
+        auto_renew: whether a thread renews the lease. If False, the program calls `renew` within each `ttl`. So the
+            lease also ends the hold of a process whose other threads run, but whose work hangs.
 
     Raises:
         StoreTimeoutError: at the beginning of a ``with``, other processes held the lock for the whole timeout. The
             error names the holder.
         LockLostError: at the end of a ``with``, this object had already lost the lock.
-        ValueError: `timeout` is negative, or `ttl` is not a time above zero.
+        ValueError: `timeout` is negative, `ttl` is not a time above zero, `label` is too long, or `auto_renew` is False
+            without a `ttl`.
     """
 
     _what = "the lock"
@@ -70,7 +72,7 @@ class Lock(Exclusive):
         return bool(self.holders())
 
 
-class RLock(Lock):
+class RLock(Reentrant, Lock):
     """A `Lock` that the holding thread may acquire again, like `threading.RLock`.
 
     The thread must release the lock as often as it has acquired it. An acquisition through another object waits, even
@@ -79,29 +81,29 @@ class RLock(Lock):
     A `threading.Condition` may use the lock. ``notify`` of the condition wakes only threads of this process.
     """
 
-    _whose = "thread or task"
-
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        super().__init__(store, name, timeout, ttl)
-        self._levels: list[str] = []  # the entry that holds the lock, and one id for each further acquisition
-        self._owner: tuple[int, object] | None = None
-
-    def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
-        if not self._is_owned_by(here):
-            return super()._acquire(got, here, blocking, timeout)
-        name = self._line.new_id()
-        got.append(name)
-        self._levels.append(name)
-        return True
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
+    ) -> None:
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
 
     # `threading.Condition` calls these three methods. Without `_is_owned` it would take a failed ``acquire(False)`` for
     # ownership.
 
     def _is_owned(self) -> bool:
-        return self._is_owned_by(self._here.__dict__)
+        return self._owned_by(self._here.__dict__) is not None
 
     def _release_save(self) -> int:
-        levels = len(self._levels)
+        owned = self._owned_by(self._here.__dict__)
+        if owned is None:
+            raise self._not_held()
+        levels = len(owned.levels)
         for _ in range(levels):
             self.release()
         return levels
@@ -109,35 +111,6 @@ class RLock(Lock):
     def _acquire_restore(self, levels: int) -> None:
         for _ in range(levels):
             self.acquire()
-
-    def _is_owned_by(self, here: object) -> bool:
-        owner = self._owner  # `here` is None if the release was interrupted before its task was known
-        return owner is not None and (here is None or owner[1] is here) and owner[0] == system.process_epoch()
-
-    def _begin(self, served: Entry, here: object) -> None:
-        self._levels = [served.id]
-        self._owner = system.process_epoch(), here
-
-    def _end(self, served: Entry) -> None:
-        if self._levels[:1] == [served.id]:
-            self._owner = None
-
-    def _undo(self, got: list[str]) -> None:
-        if got and got[0] in self._levels[1:]:
-            try:
-                self._levels.remove(got[0])
-            except ValueError as error:
-                raise_unless_absent(error)
-        else:
-            super()._undo(got)
-
-    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:
-        if not self._is_owned_by(here):
-            return False
-        if len(self._levels) == 1:
-            return super()._release(gone, here)
-        gone.extend(map(_POP, (self._levels,)))
-        return True
 
 
 class _NotHeldError(RuntimeError, ValueError):
@@ -159,7 +132,7 @@ class Semaphore(Exclusive):
         name: the semaphore's name in the store. Keys that begin with the name and a slash belong to the semaphore.
         value: the greatest number of acquisitions at the same time. All contenders must pass the same value.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
-        ttl: as for `fscoord.recipes.Lock`.
+        ttl, label, auto_renew: as for `fscoord.recipes.Lock`.
 
     Raises:
         ValueError: `value` is below 1. `acquire` also raises a `ValueError`, if another contender has passed another
@@ -170,11 +143,19 @@ class Semaphore(Exclusive):
     _kind = SEMAPHORE
 
     def __init__(
-        self, store: Store, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
+        self,
+        store: Store,
+        name: Key,
+        value: int = 1,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
     ) -> None:
         self._value = check_positive("value", value)
         self._mode = str(self._value)
-        super().__init__(store, name, timeout, ttl)
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
 
     @releasing
     def release(self, gone: list[HeldEntry | str], here: object, n: int = 1) -> None:
@@ -211,17 +192,26 @@ class Semaphore(Exclusive):
         return min(self._value, len(entries))
 
 
-class Side(Exclusive):
+class PlainSide(Exclusive):
     """The reader side or the writer side of a `ReadWriteLock`. The methods are those of `fscoord.recipes.Lock`."""
 
     _policy = staticmethod(readers_or_writer)
 
     def __init__(
-        self, store: Store, name: Key, timeout: Timeout | None, ttl: Timeout | None, mode: str, what: str
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None,
+        ttl: Timeout | None,
+        mode: str,
+        what: str,
+        *,
+        label: str,
+        auto_renew: bool,
     ) -> None:
         self._mode = mode
         self._what = what
-        super().__init__(store, name, timeout, ttl)
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
         self._of_both_sides = [self._held]  # the lists of holds; a reference to the other side would be a cycle
 
     def _check_wait(self, entry: Entry) -> None:
@@ -232,38 +222,71 @@ class Side(Exclusive):
         held_here = {held.id for holds in self._of_both_sides for _, held, _ in list(holds)}
         own = [each.mode for each in self._line.entries() if each.id in held_here and caller_of(each) is caller]
         if own:
-            held = "reading" if own[0] == "r" else "writing"
-            raise RuntimeError(
-                f"{self._what} {self.name!r} was not acquired: the same thread or task holds the lock for {held}, and"
-                " would wait for itself; release that side first"
-            )
+            raise self._own_hold(own[0])
+
+    def _own_hold(self, mode: str) -> RuntimeError:
+        """Return the error of an acquisition that would wait for a hold with `mode` of the same thread or task."""
+        held = "reading" if mode == "r" else "writing"
+        return RuntimeError(
+            f"{self._what} {self.name!r} was not acquired: the same thread or task holds the lock for {held}, and"
+            " would wait for itself; release that side first"
+        )
 
 
-class ReadWriteLock:
-    """A lock that any number of readers or one writer can hold at a time.
+class Side(Reentrant, PlainSide):
+    """A side of a `ReadWriteLock`. Both sides share `_owned` and `_held`, because a thread has one hold of the lock."""
 
-    Contenders acquire in the order of their requests, so neither readers nor writers starve. Readers that wait next to
-    each other acquire the lock together. A reader can't become a writer without releasing the lock first. If a thread
-    would wait for its own hold on the same object, the acquisition raises `RuntimeError`. The order is that of
-    ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have fencing tokens and the same
-    errors, and the death of a holder releases its lock.
+    def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
+        owned = self._owned_by(here)
+        if owned is not None and (owned.mode, self._mode) == ("r", "w"):
+            if blocking and self._limit(blocking, timeout) > 0:
+                raise self._own_hold("r")
+            return False
+        return super()._acquire(got, here, blocking, timeout)
 
-    Args:
-        store: the store that all contenders share.
-        name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
-        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
-        ttl: as for `fscoord.recipes.Lock`.
+    def _pop_level(self, owned: Owned, name: str) -> None:
+        """Forget the acquisition `name`. If it was the last one for writing, the hold goes on for reading."""
+        if owned.mode == "w" and all(mode == "r" for level, mode in owned.levels if level != name):
+            try:
+                self._read_on(owned)
+            except LockLostError:
+                super()._pop_level(owned, name)
+                raise
+        super()._pop_level(owned, name)
 
-    Attributes:
-        reader: the side for reading: ``with lock.reader:``, or ``acquire`` and ``release``.
-        writer: the side for writing.
+    def _read_on(self, owned: Owned) -> None:
+        """Change the hold from writing to reading in one write, so that no other writer comes between.
+
+        Raises:
+            LockLostError: the hold was lost.
+        """
+        if not self._line.set_mode(owned.id, "r"):
+            raise self._lost(next(held for _, held, _ in list(self._held) if held.id == owned.id))
+        owned.mode = "r"
+
+
+class PlainReadWriteLock:
+    """A read-write lock whose holds belong to the object, as those of a `Lock` do, and not to a thread or task.
+
+    Integrations use it for interfaces in which another thread may release. The arguments are those of `ReadWriteLock`.
     """
 
     __reduce__ = refuse_copies
+    _side: type[PlainSide] = PlainSide
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        self.reader: Side = Side(store, name, timeout, ttl, "r", "the lock for reading")
-        self.writer: Side = Side(store, name, timeout, ttl, "w", "the lock for writing")
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
+    ) -> None:
+        reading, writing = ("r", "the lock for reading"), ("w", "the lock for writing")
+        self.reader: PlainSide = self._side(store, name, timeout, ttl, *reading, label=label, auto_renew=auto_renew)
+        self.writer: PlainSide = self._side(store, name, timeout, ttl, *writing, label=label, auto_renew=auto_renew)
         self.reader._of_both_sides = self.writer._of_both_sides = (
             self.reader._of_both_sides + self.writer._of_both_sides
         )
@@ -285,6 +308,91 @@ class ReadWriteLock:
     def waiters(self) -> list[Contender]:
         """Return the contenders that wait for either side, in the order of their requests."""
         return self.reader.waiters()
+
+
+class ReadWriteLock(PlainReadWriteLock, Undoable):
+    """A lock that any number of readers or one writer can hold at a time.
+
+    Contenders acquire in the order of their requests, so neither readers nor writers starve. Readers that wait next to
+    each other acquire the lock together. The order is that of ZooKeeper's recipe for shared locks. Like
+    `fscoord.recipes.Lock`, both sides have fencing tokens and the same errors, and the death of a holder releases its
+    lock.
+
+    A thread or task that holds a side may acquire the same side again, and a writer may also acquire the reader's side.
+    Like an `RLock`, it must release as often as it has acquired, and no other thread or task can release for it. A
+    writer that has acquired the reader's side and releases the writer's side goes on as a reader, as after `downgrade`.
+    A reader can't become a writer: two readers that both try would wait for each other. So its acquisition of the
+    writer's side raises `RuntimeError`, or returns False if it does not wait.
+
+    Args:
+        store: the store that all contenders share.
+        name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
+        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
+        ttl, label, auto_renew: as for `fscoord.recipes.Lock`.
+
+    Attributes:
+        reader: the side for reading: ``with lock.reader:``, or ``acquire`` and ``release``.
+        writer: the side for writing.
+    """
+
+    _side = Side
+    reader: Side
+    writer: Side
+
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
+        auto_renew: bool = True,
+    ) -> None:
+        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
+        reader, writer = self.reader, self.writer
+        self._store, self._here = reader._store, reader._here
+        writer._here, writer._owned, writer._held = reader._here, reader._owned, reader._held
+
+    @undone_by(lambda *_: None)
+    def own_side(self, _made: list[str], here: object) -> str | None:
+        """Return ``"reader"`` or ``"writer"``, the side that the calling thread or task holds; None if it holds none.
+
+        The answer is from this process's memory. The method ``check`` of the side asks the store.
+        """
+        owned = self.reader._owned_by(here)
+        return None if owned is None else "reader" if owned.mode == "r" else "writer"
+
+    @undone_by(lambda lock, _, here: lock._finish(here), FscoordError)
+    def downgrade(self, _made: list[str], here: object) -> None:
+        """Go on as a reader with the writer's side that the calling thread or task holds. No writer comes between.
+
+        The readers that wait next in line acquire, too. Release the writer's side as without this call, for example at
+        the end of the ``with``. If a signal interrupts this call, the lock is downgraded.
+
+        Raises:
+            RuntimeError: this thread or task does not hold the writer's side, or has acquired it more than once: the
+                outer block would go on as if it could write. Nothing was changed.
+            LockLostError: the hold was lost before.
+        """
+        owned = self.reader._owned_by(here)
+        levels = [] if owned is None or owned.mode == "r" else [mode for _, mode in owned.levels if mode == "w"]
+        if len(levels) != 1:
+            state = "holds it more than once: release it to one acquisition first" if levels else "does not hold it"
+            raise RuntimeError(
+                f"the lock for writing {self.writer.name!r} was not downgraded: the calling thread or task {state}"
+            )
+        self._read_on(here)
+
+    def _read_on(self, here: object) -> None:
+        owned = self.reader._owned_by(here)
+        if owned is not None and owned.mode == "w" and [mode for _, mode in owned.levels].count("w") == 1:
+            self.reader._read_on(owned)
+
+    def _finish(self, here: object) -> None:
+        """Complete an interrupted `downgrade`. This method may be called twice."""
+        with suppress(FscoordError):
+            self._read_on(here)
 
 
 class Fenced:

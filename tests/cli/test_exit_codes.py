@@ -67,6 +67,7 @@ EXAMPLES = [
     (BrokenBarrierError("x"), 69),
     (NoProcessGroupError("x"), 64),
     (UnsupportedFilesystemError("x"), 69),
+    (errors.AcquireCancelledError("x"), 69),
     (LockLostError("x"), 69),
     (errors.StaleTokenError("x"), 69),
     (WorkFailedError("x"), 69),

@@ -202,6 +202,39 @@ def test_process_that_is_stopped_loses_its_hold_and_its_writes_are_refused(tmp_p
     place.close()
 
 
+def test_lease_that_the_program_renews_ends_without_its_call(place: Place, store: Store) -> None:
+    lock = Lock(store, "l", ttl=0.3, auto_renew=False)
+    assert lock.acquire()
+    next_holder = Lock(place.open(how="clone"), "l")
+    waiter = start_thread(next_holder.acquire, True, HANG_S)
+    until(lock.waiters)
+    assert waiter.join() is True
+    for call in (lock.renew, lock.check, lock.release, lock.renew):
+        with pytest.raises(LockLostError):
+            call()
+    next_holder.release()
+
+
+def test_lease_that_the_program_renews_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_hold, "LeaseRenewer", None)  # no thread is made
+    hold = Semaphore(store, "l", 2, ttl=HANG_S, auto_renew=False)
+    with hold, hold:
+        leases = [entry.lease for entry in line_of(hold).entries()]
+        hold.renew()
+        renewed = [entry.lease for entry in line_of(hold).entries()]
+    assert leases == [f"{HANG_S:.1f}:0"] * 2
+    assert renewed == [f"{HANG_S:.1f}:1"] * 2
+
+
+def test_renewal_is_refused_without_a_lease_or_a_hold(store: Store) -> None:
+    with pytest.raises(ValueError, match="auto_renew=False is for a hold with a lease"):
+        Lock(store, "l", auto_renew=False)
+    with Lock(store, "l") as lock, pytest.raises(RuntimeError, match="has no lease to renew: give its length as ttl"):
+        lock.renew()
+    with pytest.raises(LockLostError, match="is not held by this object"):
+        Lock(store, "l", ttl=HANG_S).renew()
+
+
 # Values
 
 

@@ -20,7 +20,7 @@ from support.places import HANG_S, Place, start_thread, until
 from support.recipes import RECIPES, RESULTS, use as use_alone
 
 from fscoord import FileStore, recipes
-from fscoord.errors import FscoordError, StoreClosedError
+from fscoord.errors import AcquireCancelledError, FscoordError, StoreClosedError
 from fscoord.recipes import (
     Election,
     Lock,
@@ -258,6 +258,22 @@ def test_keys_of_a_line_whose_waiter_is_killed_are_those_documented(
             use(view, kind)
         finally:
             let_go()
+
+    assert kill_at_each_operation(path, moment, act, check_line) >= least
+
+
+def test_keys_of_a_line_whose_waiter_is_killed_as_its_wait_is_cancelled_are_documented(
+    path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None], least: int
+) -> None:
+    def act(view: Mortal) -> None:
+        first, hold = LINES[kind](store), LINES[kind](view)
+        assert first.acquire()
+        view.asleep = hold.cancel
+        try:
+            with suppress(AcquireCancelledError):
+                assert not hold.acquire(timeout=HANG_S)
+        finally:
+            first.release()
 
     assert kill_at_each_operation(path, moment, act, check_line) >= least
 

@@ -68,8 +68,11 @@ RECIPES: dict[str, Recipe] = {
         lambda both: [
             *of_a_hold(both.reader)[:3],
             both.held_side,
+            both.own_side,
             both.reader.release,
-            *of_a_hold(both.writer),
+            *of_a_hold(both.writer)[:3],
+            both.downgrade,
+            both.writer.release,
         ]
     ),
     "Election": Recipe(

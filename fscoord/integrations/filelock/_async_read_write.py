@@ -15,8 +15,7 @@ from fscoord.aio._driver import StoreDriver
 from fscoord.aio.recipes import Hold
 from fscoord.errors import FscoordError
 from fscoord.integrations.filelock._store import forgetting, limit_of, place_of
-from fscoord.recipes import ReadWriteLock
-from fscoord.recipes.lock import Side
+from fscoord.recipes.lock import PlainReadWriteLock, PlainSide
 
 _Base: Any = filelock.AsyncReadWriteLock  # None in a Python without sqlite3
 if _Base is None:
@@ -26,7 +25,7 @@ if _Base is None:
 class _TaskHold:
     """The side of the lock in the store that one task holds, and the task's levels by the id of their lock object."""
 
-    def __init__(self, hold: Hold, side: Side) -> None:
+    def __init__(self, hold: Hold, side: PlainSide) -> None:
         self.hold, self.side = hold, side
         self.levels: dict[int, int] = {}
 
@@ -95,7 +94,7 @@ class AsyncFsReadWriteLock(_Base):
                 held.levels[id(self)] = held.levels.get(id(self), 0) + 1
             return proxy
         self._place = place_of(self.lock_file, None, None)  # keeps the store open from one acquisition to the next
-        both = ReadWriteLock(*self._place)
+        both = PlainReadWriteLock(*self._place)
         side = both.reader if mode == "read" else both.writer
         if self._driver is None or self._driver.store is not self._place[0]:
             self._driver = StoreDriver(self._place[0])

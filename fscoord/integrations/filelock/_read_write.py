@@ -11,8 +11,7 @@ import filelock
 from fscoord._runtime import system
 from fscoord.errors import FscoordError
 from fscoord.integrations.filelock._store import forgetting, limit_of, place_of
-from fscoord.recipes import ReadWriteLock
-from fscoord.recipes.lock import Side
+from fscoord.recipes.lock import PlainReadWriteLock, PlainSide
 
 _Base: Any = filelock.ReadWriteLock  # None in a Python without sqlite3
 if _Base is None:
@@ -38,7 +37,8 @@ class FsReadWriteLock(_Base):
         self._guard = system.mutex()  # of the two attributes below
         self._levels = 0
         self._epoch = system.process_epoch()
-        self._sides: list[Side] = []  # the sides that this object holds in the store: one, or a reader for each thread
+        # The sides that this object holds in the store: one, or a reader for each thread.
+        self._sides: list[PlainSide] = []
         super().__init__(lock_file, timeout, blocking=blocking, is_singleton=is_singleton)
 
     def acquire_read(self, timeout: float | None = None, *, blocking: bool | None = None) -> Any:
@@ -58,7 +58,7 @@ class FsReadWriteLock(_Base):
                 self._levels += 1
             return proxy
         self._place = place_of(self.lock_file, None, None)  # keeps the store open from one acquisition to the next
-        both = ReadWriteLock(*self._place)
+        both = PlainReadWriteLock(*self._place)
         side = both.reader if mode == "read" else both.writer
         is_kept = False
         try:

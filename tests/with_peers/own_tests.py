@@ -1,12 +1,18 @@
-"""Runs filelock's own tests on the locks of `fscoord.integrations.filelock`, and prints the numbers for each file.
+"""Runs the tests of other packages on the recipes of fscoord, and prints the numbers for each file.
 
-    python tests/with_filelock/own_tests.py [ARCHIVE] [FILE...]
+    python tests/with_peers/own_tests.py [PEER [FILE...]]
 
-The tests are those of the source distribution of the installed filelock. pip downloads the distribution to a temporary
-directory, unless the first argument is its archive, ``filelock-VERSION.tar.gz``. pip also installs the packages that
-build filelock. The tests need pytest-asyncio, pytest-mock and pytest-timeout. A file is one of the distribution, such
-as ``tests/core/test_lock.py``. Without files, all files run that use a lock that fscoord replaces. `DIFFERENCES` has
-each test that does not pass, with the reason. The exit code is 1 if another test fails.
+A peer is a key of `FILES`, and all peers run without one. Nothing of a peer is in this repository. The tests of CPython
+are those of the Python that runs this script. pip downloads the source distribution of another peer to a temporary
+directory, and installs the packages that build it; or FSCOORD_PEERS names a directory with the archives,
+``PEER-VERSION.tar.gz``. `DIFFERENCES` has each test that does not pass, with the reason. The exit code is 1 if another
+test fails.
+
+A shim lets the tests use fscoord. For CPython it is `cpython.py`, whose classes inherit the tests. For another peer it
+is a plugin of pytest, ``as_PEER.py``, that puts classes in the place of the peer's own.
+
+To add a class of CPython's tests, add it to `cpython.py`, and the tests that differ to `DIFFERENCES`. To add a peer,
+write its shim, and add it to `FILES`, to `USES` and to the dependency group `peers`.
 """
 
 from __future__ import annotations
@@ -20,17 +26,27 @@ import tempfile
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import Final
 from xml.etree import ElementTree as ET
 
-FOLDERS: Final = ("tests/core", "tests/async_lock", "tests/sqlite")
-"""The tests of `FileLock`, `AsyncFileLock`, `ReadWriteLock` and `AsyncReadWriteLock`. The tests of soft locks and of
-filelock's private modules are in other folders."""
+FILES: Final[dict[str, tuple[str, ...]]] = {
+    "cpython": ("cpython.py",),
+    "filelock": ("tests/core/test_*.py", "tests/async_lock/test_*.py", "tests/sqlite/test_*.py"),
+}
+"""{peer: its files of tests, as patterns below the root of its source distribution}. filelock's tests of soft locks and
+of private modules are in other folders."""
 
-NAMES: Final = re.compile(r"\b(Async)?(FileLock|ReadWriteLock)\b")
+USES: Final = re.compile(r"lock_tests|\b(Async)?(FileLock|ReadWriteLock)\b")
+"""Matches the text of a file whose tests use a class that a shim replaces. Other files do not run."""
+
 LIMIT_S: Final = 60
 """The time limit of one test, in seconds. filelock's own limit is 20, too short for a busy machine."""
 
+REPR = "the text of `repr` names the lock and its store"
+FORK = "`_at_fork_reinit` is a private method; the package renews its locks in a forked child by itself"
+LIMITLESS = "a time above `threading.TIMEOUT_MAX` is a long time, and not an error"
+COUNT = "`_recursion_count` is a private method"
 NAME = "the test compares the name of the class, or uses it as a name in filelock in a child process"
 MESSAGE = "fscoord refuses the deadlock or the acquisition first, with another message of the same RuntimeError"
 CLOCK = "the test counts pauses or seconds of filelock's polls, and the wait for the lock in the store has none"
@@ -44,7 +60,17 @@ PATCHES = "the test patches `ReadWriteLock`, which is fscoord's class, and the b
 ALONE = "the test fails with filelock alone, too (Python 3.11)"
 SLOW = "the test has many contenders and a time limit, which a busy machine exceeds"
 
+
 DIFFERENCES: Final[dict[str, str]] = {
+    "cpython.py::LockTests::test_at_fork_reinit": FORK,
+    "cpython.py::LockTests::test_locked_repr": REPR,
+    "cpython.py::LockTests::test_repr": REPR,
+    "cpython.py::LockTests::test_timeout": LIMITLESS,
+    "cpython.py::RLockTests::test_locked_repr": REPR,
+    "cpython.py::RLockTests::test_recursion_count": COUNT,
+    "cpython.py::RLockTests::test_repr": REPR,
+    "cpython.py::RLockTests::test_timeout": LIMITLESS,
+    "cpython.py::BoundedSemaphoreTests::test_repr": REPR,
     "core/test_acquire_signal.py::test_acquire_from_a_signal_handler_during_a_release_is_refused": MESSAGE,
     "core/test_fork_descriptors.py::test_unrelated_acquisitions_reach_filesystem_boundary_concurrently": STORE,
     "core/test_interruption.py::test_early_acquire_refuses_same_stack_reentry": MESSAGE,
@@ -95,73 +121,82 @@ DIFFERENCES: Final[dict[str, str]] = {
     "sqlite/test_lock.py::test_refused_database_open_preserves_deadline_after_a_slow_refusal": CLOCK,
     "sqlite/test_transactions_connection.py::test_busy_timeout_recomputed_after_journal_mode": CLOCK,
 }
-"""{the beginning of a test's id below ``tests/``: why the test does not pass, or passes on an idle machine only}."""
+"""{the beginning of a test's id, below ``tests/``: why it does not pass, or passes on an idle machine only}."""
+
+HERE: Final = Path(__file__).resolve().parent
 
 
-def download(directory: Path) -> Path:
-    """Download the source distribution of the installed filelock. Return its archive."""
-    release = f"filelock=={version('filelock')}"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "filelock", release]
-    subprocess.run([*pip, "--dest", str(directory)], check=True, timeout=600)
-    (archive,) = directory.glob("filelock-*.tar.gz")
-    return archive
+def version_of(peer: str) -> str:
+    """Return the version of the peer that is installed."""
+    return python_version() if peer == "cpython" else version(peer)
 
 
-def run(root: Path, file: str, report: Path) -> dict[str, str]:
+def root_of(peer: str, directory: Path) -> Path:
+    """Return the directory with the tests of `peer`. Unpack its source distribution in `directory`."""
+    if peer == "cpython":
+        return HERE
+    name = f"{peer}-{version(peer)}"
+    archive = Path(os.environ.get("FSCOORD_PEERS", directory)) / f"{name}.tar.gz"
+    if not archive.exists():
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", peer]
+        subprocess.run([*pip, f"{peer}=={version(peer)}", "--dest", str(archive.parent)], check=True, timeout=600)
+    with tarfile.open(archive) as packed:
+        packed.extractall(directory, filter="data")
+    return directory / name
+
+
+def run(peer: str, root: Path, file: str, report: Path) -> dict[str, str]:
     """Run the tests of `file`. Return {test id: outcome}."""
     report.unlink(missing_ok=True)
-    here = Path(__file__).resolve().parent
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "with_filelock.under_their_names", "-p", "no:cacheprovider"]
-    command += [
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:randomly",
-        f"--timeout={LIMIT_S}",
-        f"--junitxml={report}",
-        "--tb=short",
-        file,
-    ]
-    path = os.pathsep.join([str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plugins = ["no:cacheprovider", "no:xdist", "no:randomly"]
+    if (HERE / f"as_{peer}.py").exists():
+        plugins.append(f"with_peers.as_{peer}")
+    command = [sys.executable, "-m", "pytest", "-q", *(word for plugin in plugins for word in ("-p", plugin))]
+    command += [f"--timeout={LIMIT_S}", f"--junitxml={report}", "--tb=short", file]
+    if peer == "cpython":
+        command.append("--noconftest")  # the tests check for threads that they leak by themselves
+    path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         command, cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=3600
     )
     if not report.exists():
+        print(done.stdout[-2000:] + done.stderr[-2000:])
         return {f"{file}::(pytest ended with {done.returncode})": "failed"}
     outcomes = {}
     for case in ET.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        outcomes[f"{file}::{case.get('name')}"] = outcome
+        owner = case.get("classname", "").rpartition(".")[2]
+        names = [file.removeprefix("tests/"), *([] if owner == Path(file).stem else [owner]), case.get("name", "")]
+        outcomes["::".join(names)] = outcome
     return outcomes
 
 
-def main(files: list[str]) -> int:
+def judge(peer: str, files: list[str]) -> list[str]:
+    """Run the tests of `peer`, or of some `files` of it. Print the numbers. Return the ids of unexpected failures."""
     unexpected: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="filelock-") as name:
-        directory = Path(name)
-        archive = Path(files.pop(0)) if files and files[0].endswith(".tar.gz") else download(directory)
-        with tarfile.open(archive) as packed:
-            packed.extractall(directory, filter="data")
-        root = directory / archive.name.removesuffix(".tar.gz")
-        found = sorted(each for folder in FOLDERS for each in (root / folder).glob("test_*.py"))
-        files = files or [str(each.relative_to(root)) for each in found if NAMES.search(each.read_text())]
-        total: Counter[str] = Counter()
-        for file in files:
-            outcomes = run(root, file, directory / "report.xml")
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix=f"{peer}-") as name:
+        root = root_of(peer, Path(name))
+        found = sorted(each for pattern in FILES[peer] for each in root.glob(pattern))
+        for file in files or [str(each.relative_to(root)) for each in found if USES.search(each.read_text())]:
+            outcomes = run(peer, root, file, Path(name) / "report.xml")
             counts = Counter(outcomes.values())
             total += counts
             print(
                 f"{file}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped", flush=True
             )
-            for test, outcome in outcomes.items():
-                reason = next((why for start, why in DIFFERENCES.items() if test.startswith(f"tests/{start}")), "")
-                if outcome == "failed":
-                    print(f"    {test.partition('::')[2]}: {reason or 'not expected'}", flush=True)
-                if outcome == "failed" and not reason:
-                    unexpected.append(test)
+            for test in [test for test, outcome in outcomes.items() if outcome == "failed"]:
+                reason = next((why for start, why in DIFFERENCES.items() if test.startswith(start)), "")
+                print(f"    {test.partition('::')[2]}: {reason or 'not expected'}", flush=True)
+                unexpected += [] if reason else [test]
     numbers = ", ".join(f"{total[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
-    print(f"filelock {version('filelock')}: {numbers}")
+    print(f"{peer} {version_of(peer)}: {numbers}", flush=True)
+    return unexpected
+
+
+def main(words: list[str]) -> int:
+    unexpected = [test for peer in words[:1] or FILES for test in judge(peer, words[1:])]
     print("".join(f"not expected: {test}\n" for test in unexpected), end="")
     return bool(unexpected)
 

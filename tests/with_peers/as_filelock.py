@@ -1,4 +1,4 @@
-"""A plugin of pytest with which filelock's own tests run on the locks of `fscoord.integrations.filelock`.
+"""A plugin of pytest, with which filelock's own tests run on the locks of `fscoord.integrations.filelock`.
 
 filelock's public names lead to these locks from then on. A test that imports a private module of filelock still finds
 filelock's own class there.
