@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial, wraps
@@ -499,6 +499,11 @@ class Store(ABC):
         value = self.compare_set(key, nonce, nonce)
         return None if value == nonce else value
 
+    def _peek_all(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return {key: value} for those of `keys` that have a value. The call does not wait for a value."""
+        found = {key: self.get(key, default=None) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
+
     def _recall(self, key: bytes) -> bytes | None:  # noqa: ARG002 - see there
         """Return the value of `key` as this handle knows it, without a request for newer writes; None: it is unknown.
 
@@ -612,6 +617,23 @@ class Store(ABC):
             The value of `key` afterwards, as `compare_set` returns it.
         """
         raise TypeError(f"{type(self).__name__} can't change {key_text(key)!r} and other keys in one step")
+
+    def _transact(self, *_: Any) -> bool:
+        """Change several keys in one step if each of others has a given value.
+
+        Call this method only if `_exchanges_keys` is true. If the process dies in the step, or an error has
+        ``maybe_applied``, only the first of the changes may have been made: all the sets, each deletion, each addition.
+
+        Args:
+            compare: {key: the value that it must have}. An empty value also matches a missing key.
+            sets: {key: its new value}.
+            adds: {key: the number to add to the counter}.
+            deletes: the keys to delete, if they exist.
+
+        Returns:
+            Whether the comparisons held, and the changes were made.
+        """
+        raise TypeError(f"{type(self).__name__} can't change several keys in one step")
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         """Set `key` to `value`, or append `value` to it, with a timeout of `limit` seconds.

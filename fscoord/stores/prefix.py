@@ -107,6 +107,18 @@ class PrefixStore(StoreView):
         present, absent = self._full_all(present), self._full_all(absent)
         return self._open()._exchange(self._prefix + key, expected, desired, present, absent)
 
+    def _transact(
+        self, compare: dict[bytes, bytes], sets: dict[bytes, bytes], adds: dict[bytes, int], deletes: Sequence[bytes]
+    ) -> bool:
+        named: list[dict[bytes, Any]] = [
+            {self._prefix + key: value for key, value in each.items()} for each in (compare, sets, adds)
+        ]
+        return self._open()._transact(*named, self._full_all(deletes))
+
+    def _peek_all(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        found = self._open()._peek_all(self._full_all(keys))
+        return {key: found[self._prefix + key] for key in keys if self._prefix + key in found}
+
     def _recall(self, key: bytes) -> bytes | None:
         return self._open()._recall(self._prefix + key)
 
@@ -179,6 +191,7 @@ class PrefixStore(StoreView):
 _COMPOSED: Final = (
     "_wait",
     "_exchanges_keys",
+    "_peek_all",
     "_recall",
     "_write_within",
     "_meet",

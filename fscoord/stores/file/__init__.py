@@ -16,6 +16,7 @@ from fscoord._arguments import (
     Value,
     check_choice,
     check_int64,
+    counter_sum,
     key_bytes,
     key_text,
     keys_bytes,
@@ -27,6 +28,7 @@ from fscoord._arguments import (
 from fscoord._log.files import safe_files
 from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
+from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
 from fscoord._log.log import SEVERAL, Decide, Log
 from fscoord._log.opened import open_log_file
@@ -253,6 +255,32 @@ class FileStore(Sessions):
             self._notifier.notify((*present, key))  # nothing waits for the absence of a key
         return found
 
+    def _transact(
+        self, compare: dict[bytes, bytes], sets: dict[bytes, bytes], adds: dict[bytes, int], deletes: Sequence[bytes]
+    ) -> bool:
+        state, fetch = self._state, self._log.read_locked
+        pairs = record.encode_pairs(pairs_bytes(sets, sets.values())) if sets else b""
+
+        def decide(_: bytes, __: bytes) -> tuple[bool, int, Any]:
+            for key, expected in compare.items():
+                if (state.get(key, fetch) or b"") != expected:
+                    return False, 0, b""
+            records = [(record.MULTI_SET, b"", pairs)] if pairs else []
+            for key in deletes:
+                if self._slots is not None:
+                    self._slots.clear(key)
+                if state.has(key):
+                    records.append((record.DELETE, key, b""))
+            for key, amount in adds.items():
+                total = counter_sum(state.get(key, fetch), amount, key)
+                records.append((record.ADD, key, b"%d" % total))
+            return True, SEVERAL, records
+
+        is_done = bool(self._log.update(record.MULTI_SET, b"", pairs, decide, self._timeout))
+        if self._log.handle.bell and is_done:
+            self._notifier.notify((*sets, *adds))
+        return is_done
+
     def create(self, key: Key, value: Value) -> bool:
         name = key_bytes(key)
         return bool(self._write(Operation(record.COMPARE_SET, name, value_bytes(value), rule=ABSENT)))
@@ -319,6 +347,14 @@ class FileStore(Sessions):
 
     def _peek(self, key: bytes) -> bytes | None:
         return read_consistent(self._log, self._timeout, partial(self._state.get, key))
+
+    def _peek_all(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        get = self._state.get
+
+        def answer(fetch: Fetch) -> dict[bytes, bytes]:
+            return {key: value for key in keys if (value := get(key, fetch)) is not None}
+
+        return read_consistent(self._log, self._timeout, answer)
 
     def check(self, keys: Iterable[Key]) -> bool:
         names = keys_bytes(keys)
