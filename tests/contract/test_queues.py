@@ -806,6 +806,32 @@ def test_take_does_not_list_the_items_of_a_long_queue(file_place: Place, monkeyp
     assert (item.data, listed) == (b"250", [])
 
 
+def test_producers_and_consumers_killed_at_any_moment_lose_no_item_and_repeat_none(
+    file_place: Place, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    store = file_place.open()
+    with (
+        Workers(file_place.spec(), "put_batches", [["q", rank] for rank in range(4)]) as producers,
+        Workers(file_place.spec(), "take_batches", [["q"]] * 5) as consumers,
+    ):
+        start(store, 9)
+        victims = [*producers.processes[1:], *consumers.processes[1:]]
+        rng.shuffle(victims)
+        for victim in victims:
+            for _ in range(rng.randrange(1, scale(6))):
+                store.queue_pop("rounds", timeout=HANG_S)
+            victim.kill()
+        for process in [*producers.processes, *consumers.processes]:
+            process.kill()
+            process.wait(HANG_S)
+    left = set(drained(Queue(store, "q")))
+    put, taken = (set(store.get(key).split()) for key in ("put", "taken"))
+    assert put <= taken | left
+    assert not left & {key.removeprefix("acked/").encode() for key in store.list_keys("acked/")}
+    assert not store.check(["again"])
+    assert set(store.list_keys("q/")) <= {f"q/{key}" for key in ("bell", "ended", "number", "removed", "returns")}
+
+
 # Groups
 
 
