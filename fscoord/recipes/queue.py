@@ -156,6 +156,7 @@ class Queue(Undoable):
         self._takeable: deque[_Takeable] = deque()
         self._until = -1.0  # when the list of free items is out of date, by the monotonic clock
         self._looked = (b"", b"")
+        self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
         self._seen = 0  # items with lower numbers were looked for
         self._gone = 0  # numbers without an item, of producers that died
         self._counted_until = -1.0
@@ -388,9 +389,10 @@ class Queue(Undoable):
                 )
             with suppress(StoreTimeoutError):
                 # If a consumer died after the items were listed, its recorded death ends this wait at once.
-                consumers = [claim.session for claim in self._claims().values() if claim.session]
                 longest = max(0.0, min(LOOK_S, left, self._until - system.time.monotonic()))
-                yield WaitRequest(KEYS, [self._items.wakeup], longest, sessions=consumers, slow_logger=slow_logger)
+                yield WaitRequest(
+                    KEYS, [self._items.wakeup], longest, sessions=self._consumers, slow_logger=slow_logger
+                )
             self._until = -1.0
 
     @in_steps
@@ -698,7 +700,7 @@ class Queue(Undoable):
             return False
         put = self._count_of(self._items.numbers)
         time = system.time.time()
-        free, due = self._list_free(time)
+        free, due, self._consumers = self._list_free(time)
         self._takeable, self._seen, self._looked = deque(free), put, (returns, numbers)
         done = system.time.monotonic()
         self._until = min(now + max(0.0, due - time), done + max(LOOK_S, (done - now) / LOOK_SHARE))
@@ -721,7 +723,7 @@ class Queue(Undoable):
             self._seen += len(order_keys)
         return bool(self._takeable)
 
-    def _list_free(self, now: float) -> tuple[list[_Takeable], float]:
+    def _list_free(self, now: float) -> tuple[list[_Takeable], float, list[int]]:
         """List the items that may be taken. Delete claims that dead consumers have left without items.
 
         Args:
@@ -729,7 +731,7 @@ class Queue(Undoable):
                 none out.
 
         Returns:
-            The items in order, and when the next item is due, in seconds since the epoch.
+            The items in order, when the next item is due, in seconds since the epoch, and the sessions of consumers.
         """
         items, claimed = self._items.order_keys()
         claims = self._items.claims(claimed)
@@ -738,7 +740,8 @@ class Queue(Undoable):
             self._store.delete_key(self._items.claim_key(order_key))
         due = min((claims[each].due for each in blocked if claims[each].due), default=math.inf)
         free = sorted(items.difference(blocked))
-        return [_Takeable(order_key, claims.get(order_key, NEVER_TAKEN)) for order_key in free], due
+        sessions = [claims[each].session for each in blocked if claims[each].session]
+        return [_Takeable(order_key, claims.get(order_key, NEVER_TAKEN)) for order_key in free], due, sessions
 
     def _count(self, key: bytes) -> bytes:
         return self._store.get(key, default=b"0")
