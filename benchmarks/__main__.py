@@ -18,6 +18,7 @@ from benchmarks import (
     machine,
     optuna_journal,
     process_groups,
+    queue,
     reading,
     rendezvous,
     report,
@@ -45,8 +46,9 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "trace": tracing.measure,
     "etcd": etcd.measure,
     "optuna": optuna_journal.measure,
+    "queue": queue.measure,
 }
-ON_REQUEST = {"etcd", "handover", "optuna"}
+ON_REQUEST = {"etcd", "handover", "optuna", "queue"}
 """What needs a server or another package, or is a part of another one, and is measured only when it is asked for."""
 
 GROUPS = {"meet": ("barrier", "contended", "wakeup", "handover", "reading", "uncontended")}
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--quick", action="store_true", help="only check that everything runs; the figures mean nothing"
     )
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds of each benchmark (default: its own number)")
+    parser.add_argument("--items", type=int, metavar="N", help="items of the benchmark queue (default: 20000)")
     parser.add_argument(
         "--directory", default=tempfile.gettempdir(), help="the directory of the files (default: %(default)s)"
     )
@@ -85,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             report.write_json(options.json, found, asked, rows)
 
     with report.progress() as show:
-        settings = Settings(options.quick, options.repeat, options.directory, show)
+        settings = Settings(options.quick, options.repeat, options.directory, show, options.items)
         asked_for = [part for name in options.only or () for part in GROUPS.get(name, (name,))]
         for name in asked_for or [name for name in BENCHMARKS if name not in ON_REQUEST]:
             for row in BENCHMARKS[name](settings):

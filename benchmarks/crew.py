@@ -32,11 +32,16 @@ class Member:
 
 
 def run(
-    task: Callable[..., Any], size: int, *args: Any, during: AbstractContextManager[object] | None = None
+    task: Callable[..., Any],
+    size: int,
+    *args: Any,
+    during: AbstractContextManager[object] | None = None,
+    limit_s: float = LIMIT_S,
 ) -> list[Any]:
     """Call ``task(member, *args)`` in `size` processes and return the results, by rank.
 
-    `during` is entered when all processes are ready, and left when all results are there.
+    `during` is entered when all processes are ready, and left when all results are there. The
+    whole takes at most `limit_s` seconds.
 
     Raises:
         RuntimeError: a process failed, or did not end in time. No process is left behind.
@@ -52,7 +57,7 @@ def run(
             processes.append(process)
             process.start()
             there.close()
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         for pipe in pipes:  # 200 processes may take a minute to be there, which no store's time-out should see
             _receive(pipe, deadline)
         for pipe in pipes:
@@ -93,7 +98,7 @@ def _member(task: Callable[..., Any], member: Member, args: tuple[Any, ...]) -> 
 
 def _receive(pipe: Connection, deadline: float) -> Any:
     if not pipe.poll(max(0.0, deadline - time.monotonic())):
-        raise RuntimeError(f"a process of the crew was not ready within {LIMIT_S} s")
+        raise RuntimeError("a process of the crew did not answer in time")
     try:
         message = pipe.recv()
     except EOFError:

@@ -21,12 +21,14 @@ class Settings:
         repeat: rounds, or None for each benchmark's own number.
         directory: where the stores' files go.
         report: called with the name of the present measurement.
+        items: how many items the benchmark of queues passes, or None for its own number.
     """
 
     quick: bool
     repeat: int | None
     directory: str
     report: Callable[[str], None]
+    items: int | None = None
 
     def rounds(self, usual: int) -> int:
         """Return the number of rounds: `usual`, unless the command line gives another number."""

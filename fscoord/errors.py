@@ -266,7 +266,8 @@ class WorkFailedError(FscoordError):
     """One process did the work for the others, and the work raised an exception, or the process died before the end.
 
     `fscoord.recipes.once` and `fscoord.recipes.RankZeroFirst` raise this error in the other processes. Only
-    `RankZeroFirst` raises it after a death.
+    `RankZeroFirst` raises it after a death. `fscoord.recipes.Queue.result` raises it for an item that ended without a
+    result.
     """
 
 

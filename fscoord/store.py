@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial, wraps
@@ -549,6 +549,11 @@ class Store(ABC):
         nonce = system.random_bytes(16)
         value = self.compare_set(key, nonce, nonce)
         return None if value == nonce else value
+
+    def _peek_all(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return {key: value} for those of `keys` that have a value. The call does not wait for a value."""
+        found = {key: self.get(key, default=None) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
 
     def _recall(self, key: bytes) -> bytes | None:  # noqa: ARG002 - see there
         """Return the value of `key` as this handle knows it, without a request for newer writes; None: it is unknown.

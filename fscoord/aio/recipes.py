@@ -6,7 +6,7 @@ Each class takes its methods from the blocking class, one per line. `for_tasks` 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncContextDecorator
 from functools import wraps
 from typing import Any, overload
@@ -239,6 +239,10 @@ class Item(ForTasks):
     __aexit__ = for_tasks(recipes.Item.__exit__)
 
 
+def _items(queue: Queue, cores: list[recipes.Item]) -> list[Item]:
+    return [Item(queue, core) for core in cores]
+
+
 class Queue(Named):
     """A FIFO queue that delivers each item at least once.
 
@@ -251,12 +255,20 @@ class Queue(Named):
     put = for_tasks(recipes.Queue.put)
     put_all = for_tasks(recipes.Queue.put_all)
     take = for_tasks(recipes.Queue.take, Item)
+    take_all = for_tasks(recipes.Queue.take_all, _items)
+    result = for_tasks(recipes.Queue.result)
     taken = for_tasks(recipes.Queue.taken)
     size = for_tasks(recipes.Queue.size)
     join = for_tasks(recipes.Queue.join)
     items = for_tasks(recipes.Queue.items)
     cancel = for_tasks(recipes.Queue.cancel)
     purge = for_tasks(recipes.Queue.purge)
+
+    @explained_by(recipes.Queue.ack_all)
+    async def ack_all(self, items: Iterable[Item]) -> None:
+        await self._ack_all([item._core for item in items])
+
+    _ack_all = for_tasks(recipes.Queue.ack_all)
     requeue_dead_letters = for_tasks(recipes.Queue.requeue_dead_letters)
 
 

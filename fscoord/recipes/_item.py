@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
-from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, refuse_copies, utf8, words_in
+from fscoord._arguments import (
+    MalformedText,
+    Value,
+    key_bytes,
+    key_text,
+    parse_uint63,
+    refuse_copies,
+    utf8,
+    value_bytes,
+    words_in,
+)
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import Undoable, undone_by
@@ -19,16 +31,37 @@ class Claim(NamedTuple):
 
     Attributes:
         text: the value in the store: deliveries, session, owner and a random word, which makes each claim unique. The
-            claim of a released item has only the deliveries.
+            claim of a released item has only the deliveries. The claim of a delayed item is ``0@due``.
         deliveries: how often the item has been handed out.
-        session: the session number of the consumer's handle; 0 without sessions, or if the item was released.
-        owner: the consumer's process, ``host:pid``; empty if the item was released.
+        session: the session number of the consumer's handle; 0 without sessions, or if no consumer has the item.
+        owner: the consumer's process, ``host:pid``; empty if no consumer has the item.
+        due: when the item may be taken, in seconds since the epoch by the clock of the producer; 0 without a delay.
     """
 
     text: bytes
     deliveries: int
     session: int
     owner: str
+    due: float = 0.0
+
+
+class Content(NamedTuple):
+    """What the key of an item holds. The text is the data after ``=``, and before it the other attributes.
+
+    Attributes:
+        data: the value that was put.
+        expires: when the item expires, in seconds since the epoch by the clock of the producer; infinite: never.
+        wants_result: whether the producer waits for the result.
+    """
+
+    data: bytes
+    expires: float = math.inf
+    wants_result: bool = False
+
+    def text(self) -> bytes:
+        """Return the value for the store."""
+        head = "" if self.expires == math.inf else f"{self.expires:.6f}"
+        return head.encode() + (b"r=" if self.wants_result else b"=") + self.data
 
 
 class QueuedItem(NamedTuple):
@@ -58,6 +91,29 @@ def new_claim(session: int, deliveries: int) -> Claim:
     return Claim(text.encode(), deliveries, session, owner)
 
 
+def claim_until(due: float) -> bytes:
+    """Return the claim of an item that may not be taken before `due`, in seconds since the epoch."""
+    return b"0@%.6f" % due
+
+
+_HEAD: Final = re.compile(rb"([0-9]{1,12}\.[0-9]{6})?(r?)=")
+_DELAYED: Final = re.compile(rb"0@([0-9]{1,12}\.[0-9]{6})")
+
+
+def parse_content(key: bytes, text: bytes) -> Content:
+    """Parse `text`, the value of the item key `key`.
+
+    Raises:
+        FscoordError: `text` is not an item.
+    """
+    if text[:1] == b"=":
+        return Content(text[1:])
+    match = _HEAD.match(text)
+    if match is None:
+        raise foreign_value_error(key, text, "item of a queue")
+    return Content(text[match.end() :], float(match[1] or math.inf), match[2] == b"r")
+
+
 def parse_claim(key: bytes, text: bytes) -> Claim:
     """Parse `text`, the value of the claim key `key`.
 
@@ -65,6 +121,9 @@ def parse_claim(key: bytes, text: bytes) -> Claim:
         FscoordError: `text` is not a claim.
     """
     try:
+        delayed = _DELAYED.fullmatch(text)
+        if delayed is not None:
+            return Claim(text, 0, 0, "", float(delayed[1]))
         if b" " not in text:
             return Claim(text, parse_uint63(utf8(text)), 0, "")
         deliveries, session, owner, _ = words_in(text, " ", 4)
@@ -83,7 +142,8 @@ class Items:
     Attributes:
         name: the queue's name.
         numbers: the key that counts the items that were put.
-        returns: the key that counts the items that were released.
+        ends: the key that counts the items that were removed.
+        returns: the key that counts the items that were released or put with a delay.
         wakeup: the key whose appearance wakes the consumers that wait for an item.
         removed: the key whose appearance wakes the callers that wait for the removal of an item.
     """
@@ -92,6 +152,7 @@ class Items:
         self._store = store
         self.name = name
         self.numbers: bytes = name + b"/number"
+        self.ends: bytes = name + b"/ended"
         self.returns: bytes = name + b"/returns"
         self.wakeup: bytes = name + b"/bell"
         self.removed: bytes = name + b"/removed"
@@ -104,31 +165,73 @@ class Items:
 
     def claims(self, order_keys: Iterable[bytes]) -> dict[bytes, Claim]:
         """Return {order key: claim} for those of the given items that have a claim."""
-        claims = {}
-        for order_key in order_keys:
-            text = self._store.get(self.claim_key(order_key), default=None)
-            if text is not None:
-                claims[order_key] = parse_claim(self.claim_key(order_key), text)
-        return claims
+        start = len(self.claim_key(b""))
+        texts = self._store._peek_all(list(map(self.claim_key, order_keys)))
+        return {key[start:]: parse_claim(key, text) for key, text in texts.items()}
+
+    def change(
+        self,
+        compare: dict[bytes, bytes],
+        sets: dict[bytes, bytes],
+        deletes: Sequence[bytes] = (),
+        adds: dict[bytes, int] | None = None,
+        wake: bytes = b"",
+    ) -> bool:
+        """Change several keys if each key in `compare` has the given value, where empty stands for no value, too.
+
+        On a store without transactions, the process may die between two of the steps. `compare` must then have one key.
+
+        Args:
+            compare: {key: the value that it must have}.
+            sets: {key: its new value}.
+            deletes: the keys to delete.
+            adds: {key: the number to add}.
+            wake: the key to set last, so that those who wait for it look again.
+
+        Returns:
+            Whether the comparisons held. If not, nothing was changed.
+        """
+        store, adds = self._store, adds or {}
+        if store.capabilities.transacts:
+            present = {**sets, wake: b"1"} if wake else sets
+            expected = {key: value or None for key, value in compare.items()}
+            return store.transact(compare=expected, set=present, add=adds, delete=deletes)
+        for key, value in compare.items():
+            if key in sets:
+                if store.compare_set(key, value, sets[key]) != sets[key]:
+                    return False
+            elif store.get(key, default=None) != value:
+                return False
+        for key in sets.keys() - compare.keys():
+            store.set(key, sets[key])
+        for key in deletes:
+            store.delete_key(key)
+        for key, amount in adds.items():
+            add_checked(store, key, amount)
+        if wake and not store.check([wake]):
+            store.set(wake, b"1")
+        return True
 
     def is_held(self, taken: Taken) -> bool:
         """Return whether the store still has the claim of `taken`."""
         return self._store.get(self.claim_key(taken[0]), default=None) == taken[1].text
 
-    def remove(self, taken: Taken) -> None:
-        """Remove an item that this process has taken."""
-        order_key = taken[0]
-        self._store.delete_key(self.item_key(order_key))  # first: an item without a claim would be handed out
-        self._store.delete_key(self.claim_key(order_key))
-        if not self._store.check([self.removed]):
-            self._store.set(self.removed, b"1")
+    def remove(self, items: Sequence[Taken], results: dict[bytes, bytes]) -> bool:
+        """Remove items that this process has taken, and set `results`: {order key: the text of the result}.
 
-    def release(self, taken: Taken) -> None:
-        """Return a taken item to the queue. The item keeps its number of deliveries."""
+        Returns:
+            Whether this process had all of them. If not, nothing was removed.
+        """
+        claims = {self.claim_key(order_key): claim.text for order_key, claim in items}
+        keys = [self.item_key(order_key) for order_key, _ in items]  # first: an item without a claim is handed out
+        texts = {self.result_key(order_key): text for order_key, text in results.items()}
+        return self.change(claims, texts, [*keys, *claims], {self.ends: len(items)}, self.removed)
+
+    def release(self, taken: Taken) -> bool:
+        """Return a taken item to the queue. The item keeps its number of deliveries. Return whether it was taken."""
         order_key, claim = taken
-        self._store.compare_set(self.claim_key(order_key), claim.text, str(claim.deliveries))
-        add_checked(self._store, self.returns)
-        self._store.set(self.wakeup, b"1")
+        key = self.claim_key(order_key)
+        return self.change({key: claim.text}, {key: b"%d" % claim.deliveries}, adds={self.returns: 1}, wake=self.wakeup)
 
     def put_back(self, taken: Iterable[Taken]) -> None:
         """Release the items in `taken` that this process still has. Suppress errors of the store."""
@@ -145,6 +248,10 @@ class Items:
         """Return the key that holds the claim on the item `order_key`."""
         return self.name + b"/claim/" + order_key
 
+    def result_key(self, order_key: bytes) -> bytes:
+        """Return the key that holds the result of the item `order_key` until a producer takes it."""
+        return self.name + b"/result/" + order_key
+
 
 class Item(Undoable):
     """An item that this process has taken from a queue. Call `ack` when it is processed, or `release` to return it.
@@ -160,28 +267,36 @@ class Item(Undoable):
 
     __reduce__ = refuse_copies
 
-    def __init__(self, items: Items, taken: Taken, data: bytes) -> None:
-        self.data = data
+    def __init__(self, items: Items, taken: Taken, content: Content) -> None:
+        self.data = content.data
         self.deliveries: int = taken[1].deliveries
         self._items = items
         self._taken = taken
+        self._wants_result = content.wants_result
         self._is_over = False
 
     def __repr__(self) -> str:
         return shown(self, self._items._store, self._items.name, "finished" if self._is_over else "taken")
 
-    def ack(self) -> None:
+    def ack(self, result: Value = b"") -> None:
         """Remove the item from the queue for good.
+
+        Args:
+            result: the value for `fscoord.recipes.Queue.result`. It is kept only if the item was put with
+                ``wants_result=True``.
 
         Raises:
             RuntimeError: the item was acknowledged or released already.
             LockLostError: another process took this process for dead, and another consumer has taken the item.
         """
-        self._end(self._items.remove)
+        self._end(lambda taken: self._items.remove([taken], self._results(value_bytes(result))))
 
     def release(self) -> None:
         """Return the item to the queue, at its old position. Raise the errors of `ack`."""
         self._end(self._items.release)
+
+    def _results(self, value: bytes) -> dict[bytes, bytes]:
+        return {self._taken[0]: b"=" + value} if self._wants_result else {}
 
     def check(self) -> None:
         """Raise the errors of `ack` if this process no longer has the item."""
@@ -191,14 +306,13 @@ class Item(Undoable):
             raise self._loss()
 
     @undone_by(lambda item, refused, _: refused or item._put_back())  # `step` may be half done
-    def _end(self, refused: list[object], _: object, step: Callable[[Taken], None]) -> None:
+    def _end(self, refused: list[object], _: object, step: Callable[[Taken], bool]) -> None:
         if self._is_over:
             refused.append(step)
             self._refuse()
         self._is_over = True
-        if not self._items.is_held(self._taken):
+        if not step(self._taken):
             raise self._loss()
-        step(self._taken)
 
     def _put_back(self) -> None:
         """Release the item if this process still has it. Suppress errors of the store."""

@@ -5,6 +5,10 @@ second key, by compare-and-set. The claim is valid while the consumer's session 
 consumer dies. `~fscoord.Store.queue_pop` can lose a value: if the process dies, the value that it popped is gone.
 kazoo's ``LockingQueue`` also keeps an item, under a lock of its consumer, until the item was processed.
 
+A consumer keeps a list of free items. When the list is used up, it looks for the items that were put since then, by
+their numbers. It lists all keys again only after `LOOK_S`, or when an item was released or has become due. Where the
+store changes several keys in one step, each call of this module but `put` is one such step, made by `Items.change`.
+
 A consumer that finds no item deletes the wake-up key, lists the items once more, and sleeps until the key exists. A put
 after this listing creates the key again, and so wakes the consumer. In the same way, a process that waits for the
 removal of items deletes the key ``removed``, which the removal of an item creates again.
@@ -17,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
     Key,
@@ -35,16 +39,38 @@ from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._runtime.logging import logger
 from fscoord._waiting.awaited import QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
-from fscoord.errors import QueueEmptyError, StoreTimeoutError
+from fscoord._waiting.wait import KEYS, VALUES, WaitRequest, WaitSteps
+from fscoord.errors import QueueEmptyError, StoreTimeoutError, WorkFailedError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
 from fscoord.recipes._hold import Contender
-from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, QueuedItem, Taken, new_claim
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error
+from fscoord.recipes._item import (
+    NEVER_TAKEN,
+    Claim,
+    Content,
+    Item,
+    Items,
+    QueuedItem,
+    Taken,
+    claim_until,
+    new_claim,
+    parse_content,
+)
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count
 from fscoord.store import Store, begin_span, needed_store, shown
+
+T = TypeVar("T")
 
 LOOK_S: Final = 1.0
 """A consumer lists the items again after this many seconds, to find items whose consumers have died."""
+
+LOOK_SHARE: Final = 0.05
+"""The largest part of its time for which a process lists all keys to repeat an earlier list."""
+
+SPAN: Final = 512
+"""For how many numbers a consumer looks for new items in one read."""
+
+SPANS_MAX: Final = 8
+"""A consumer lists all keys instead if more than this many times `SPAN` items were put since its last look."""
 
 MIDDLE: Final = 1 << 31
 """The sum of a priority and this number is not negative. So the hexadecimal text of the sum sorts like the priority."""
@@ -55,6 +81,26 @@ class _Takeable(NamedTuple):
 
     order_key: bytes
     claim: Claim
+
+
+class _Terms(NamedTuple):
+    """The conditions of a put: the priority, and the arguments `delay`, `expires` and `wants_result` of `Queue.put`."""
+
+    priority: int = 0
+    delay: Timeout = 0
+    expires: Timeout | None = None
+    wants_result: bool = False
+
+    def checked(self) -> _Terms:
+        """Return the terms with times in seconds.
+
+        Raises:
+            ValueError: the delay is not finite.
+        """
+        delay = to_seconds(self.delay)
+        if delay == math.inf:
+            raise ValueError("delay must be a finite time")
+        return self._replace(delay=delay, expires=math.inf if self.expires is None else to_seconds(self.expires))
 
 
 class Queue(Undoable):
@@ -108,7 +154,12 @@ class Queue(Undoable):
             raise ValueError(f"dead_letter must be another queue than {self.name!r}")
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._takeable: deque[_Takeable] = deque()
-        self._looked = (-1.0, b"", b"")
+        self._until = -1.0  # when the list of free items is out of date, by the monotonic clock
+        self._looked = (b"", b"")
+        self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
+        self._seen = 0  # items with lower numbers were looked for
+        self._gone = 0  # numbers without an item, of producers that died
+        self._counted_until = -1.0
         key_bytes(self._items.claim_key(_order_key(0, 0)))  # refuses a name that is too long
 
     def __repr__(self) -> str:
@@ -120,24 +171,48 @@ class Queue(Undoable):
         return key_text(self._items.name)
 
     @in_steps
-    def put(self, value: Value, *, timeout: Timeout | None = None) -> WaitSteps[str]:
+    def put(
+        self,
+        value: Value,
+        *,
+        delay: Timeout = 0,
+        expires: Timeout | None = None,
+        wants_result: bool = False,
+        timeout: Timeout | None = None,
+    ) -> WaitSteps[str]:
         """Append `value` to the queue as an item, and return the item's id. With `maxsize`, wait for room.
 
         Args:
             value: the item.
+            delay: the item is not taken before this many seconds have passed, or this `timedelta`. Then it is taken
+                before the items that were put after it.
+            expires: the item is not taken after this many seconds, or this `timedelta`; None means never. `take` moves
+                an expired item to the queue `dead_letter`, or drops it if there is no such queue.
+            wants_result: whether to keep the result of the item until `result` takes it.
             timeout: how long to wait for room, in seconds or as a `timedelta`; None means this object's `timeout`.
+
+        Both `delay` and `expires` compare the wall clocks of producer and consumer. If these differ, the item comes or
+        expires that much too early or too late.
 
         Raises:
             LimitExceededError: `value` is longer than the store permits. Nothing was put.
             StoreTimeoutError: the queue was full for the whole timeout. Nothing was put.
         """
-        return (yield from self._put_in_room([value], 0, timeout))[0]
+        return (yield from self._put_in_room([value], _Terms(0, delay, expires, wants_result), timeout))[0]
 
     @in_steps
-    def put_all(self, values: Iterable[Value], *, timeout: Timeout | None = None) -> WaitSteps[list[str]]:
+    def put_all(
+        self,
+        values: Iterable[Value],
+        *,
+        delay: Timeout = 0,
+        expires: Timeout | None = None,
+        wants_result: bool = False,
+        timeout: Timeout | None = None,
+    ) -> WaitSteps[list[str]]:
         """Append all `values` as items, or none of them, and return their ids. With `maxsize`, wait for room for all.
 
-        Items of other producers don't come between them.
+        Items of other producers don't come between them. The other arguments are those of `put`.
 
         Raises:
             LimitExceededError: a value is longer than the store permits, or the values together are too long for one
@@ -145,7 +220,7 @@ class Queue(Undoable):
             StoreTimeoutError: there was no room within the timeout. Nothing was put.
             ValueError: there are more values than `maxsize`. Nothing was put.
         """
-        return self._put_in_room(list(values), 0, timeout)
+        return self._put_in_room(list(values), _Terms(0, delay, expires, wants_result), timeout)
 
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
     def take(self, _got: list[Taken], _: object, block: bool = True, timeout: Timeout | None = None) -> WaitSteps[Item]:
@@ -159,38 +234,148 @@ class Queue(Undoable):
             QueueEmptyError: `block` is false and there is no free item.
             StoreTimeoutError: there was no free item within the timeout.
         """
-        awaited = Awaited(QUEUE, self.name)
+        return self._take_steps(_got, block, timeout, 1, lambda items: items[0])
+
+    @undone_by(lambda queue, got, _: queue._items.put_back(got))
+    def take_all(
+        self, _got: list[Taken], _: object, limit: int, block: bool = True, timeout: Timeout | None = None
+    ) -> WaitSteps[list[Item]]:
+        """Take up to `limit` items at once, the first that no living consumer has. Wait if there is no such item.
+
+        The call does not wait for more items than one. `block` and `timeout` are those of `take`.
+
+        Raises:
+            QueueEmptyError: `block` is false and there is no free item.
+            StoreTimeoutError: there was no free item within the timeout.
+        """
+        return self._take_steps(_got, block, timeout, check_positive("limit", limit), lambda items: items)
+
+    @undone_by(lambda queue, got, _: queue._items.put_back(got))
+    def ack_all(self, got: list[Taken], _: object, items: Iterable[Item]) -> None:
+        """Acknowledge all `items`, which this object has taken, at once.
+
+        Raises:
+            RuntimeError: an item was acknowledged or released already. Nothing was acknowledged.
+            LockLostError: another process took this process for dead, and another consumer has taken an item. The other
+                items are acknowledged.
+        """
+        items = list(items)
+        for item in items:
+            if item._is_over:
+                item._refuse()
+        got.extend(item._taken for item in items)
+        for item in items:
+            item._is_over = True
+        lost = None
+        if not (items and self._store.capabilities.transacts and self._remove_all(items)):
+            for item in items:
+                if not self._remove_all([item]):
+                    lost = item
+        if lost is not None:
+            raise lost._loss()
+
+    def _remove_all(self, items: list[Item]) -> bool:
+        results = {order_key: text for item in items for order_key, text in item._results(b"").items()}
+        return self._items.remove([item._taken for item in items], results)
+
+    @undone_by(lambda queue, got, _: [queue._store.set(key, text) for key, text in got])
+    def result(
+        self,
+        _got: list[tuple[bytes, bytes]],
+        _: object,
+        id: str,  # noqa: A002 - the name in `QueuedItem`
+        timeout: Timeout | None = None,
+    ) -> WaitSteps[bytes]:
+        """Wait for the result of an item that was put with ``wants_result=True``, and return and delete the result.
+
+        Args:
+            id: the item's id, which `put` has returned.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`.
+
+        Returns:
+            The value that the consumer passed to `Item.ack`; empty if it passed none.
+
+        Raises:
+            WorkFailedError: the item was handed out too often, expired, or was removed by `cancel` or `purge`.
+            StoreTimeoutError: there was no result within the timeout.
+        """
+        key, limit = self._items.result_key(key_bytes(id)), self._limit(timeout)
+        what = f"the result of the item {id!r} of the queue {self.name!r}"
+
+        def steps(slow_logger: SlowWaitLogger) -> WaitSteps[bytes]:
+            try:
+                text = (yield WaitRequest(VALUES, [key], limit, slow_logger=slow_logger))[0]
+            except StoreTimeoutError as error:
+                raise StoreTimeoutError(
+                    f"{what} did not come within {limit:g} s. An item has a result only if it was put with"
+                    f" wants_result=True, and only once{self._store._closer_look()}",
+                    keys=[key_text(key)],
+                    waited=limit,
+                ) from error
+            _got.append((key, text))
+            self._store.delete_key(key)
+            _got.clear()
+            if text[:1] == b"!":
+                raise WorkFailedError(
+                    f"there is no result of the item {id!r} of the queue {self.name!r}: {text[1:].decode()}"
+                )
+            if text[:1] != b"=":
+                raise foreign_value_error(key, text, "result of an item")
+            return bytes(text[1:])
+
+        return as_one_wait(Awaited(QUEUE, self.name), lambda: what, steps)
+
+    def _limit(self, timeout: Timeout | None) -> float:
+        given = self._timeout if timeout is None else timeout
+        return to_seconds(self._store.timeout if given is None else given)
+
+    def _take_steps(
+        self,
+        got: list[Taken],
+        block: bool,
+        timeout: Timeout | None,
+        limit: int,
+        of: Callable[[list[Item]], T],
+    ) -> WaitSteps[T]:
+        """Return the steps that take up to `limit` items. Their result is ``of(items)``."""
         steps = as_one_wait(
-            awaited, lambda: f"an item of the queue {self.name!r}", partial(self._await_item, block, timeout, _got)
+            Awaited(QUEUE, self.name),
+            lambda: f"an item of the queue {self.name!r}",
+            partial(self._await_items, block, timeout, got, limit, of),
         )
         if tracing.recorder is None:
             return steps
         span = begin_span("take", self._store, self._items.name)
-        return tracing.record_steps(span, steps, lambda _: ("item", key_text(_got[0][0])))
+        return tracing.record_steps(span, steps, lambda _: ("item", key_text(got[0][0])))
 
-    def _await_item(
-        self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
-    ) -> WaitSteps[Item]:
-        """Take an item. With `block`, wait until there is a free item.
+    def _await_items(
+        self,
+        block: bool,
+        timeout: Timeout | None,
+        got: list[Taken],
+        most: int,
+        of: Callable[[list[Item]], T],
+        slow_logger: SlowWaitLogger,
+    ) -> WaitSteps[T]:
+        """Take up to `most` items. With `block`, wait until there is a free item.
 
-        The claim of the item is put into `got` before the claim is written. If these steps raise an error, the caller
-        must pass `got` to `Items.put_back`, which releases the item.
+        The claims of the items are put into `got` before the claims are written. If these steps raise an error, the
+        caller must pass `got` to `Items.put_back`, which releases the items.
         """
-        given = self._timeout if timeout is None else timeout
-        limit = to_seconds(self._store.timeout if given is None else given)
+        limit = self._limit(timeout)
         end = system.time.monotonic() + limit
         is_cleared = is_last = False
         while True:
-            item = self._take_now(got, end if block else math.inf)
-            if item is not None:
+            items = self._take_now(got, end if block else math.inf, most)
+            if items:
                 if is_cleared and self._takeable:  # this call deleted the key that would wake consumers for the rest
                     self._store.set(self._items.wakeup, b"1")
-                return item
+                return of(items)
             if not block:
                 raise QueueEmptyError(f"the queue {self.name!r} has no item that can be taken")
             if self._store.check([self._items.wakeup]):
                 self._store.delete_key(self._items.wakeup)
-                self._looked = (-1.0, b"", b"")
+                self._until = -1.0
                 is_cleared = True
                 if not is_last:  # list the items once more after the deadline: the key may have announced an item
                     is_last = system.time.monotonic() >= end
@@ -204,10 +389,11 @@ class Queue(Undoable):
                 )
             with suppress(StoreTimeoutError):
                 # If a consumer died after the items were listed, its recorded death ends this wait at once.
-                consumers = [claim.session for claim in self._claims().values() if claim.session]
-                longest = min(LOOK_S, left)
-                yield WaitRequest(KEYS, [self._items.wakeup], longest, sessions=consumers, slow_logger=slow_logger)
-            self._looked = (-1.0, b"", b"")
+                longest = max(0.0, min(LOOK_S, left, self._until - system.time.monotonic()))
+                yield WaitRequest(
+                    KEYS, [self._items.wakeup], longest, sessions=self._consumers, slow_logger=slow_logger
+                )
+            self._until = -1.0
 
     @in_steps
     def join(self, timeout: Timeout | None = None) -> WaitSteps[None]:
@@ -227,11 +413,11 @@ class Queue(Undoable):
         living = self._living(claims := self._items.claims(claimed))
         found = []
         for order_key in sorted(order_keys):
-            data = self._store.get(self._items.item_key(order_key), default=None)
-            if data is not None:  # the item was not removed meanwhile
+            text = self._store.get(self._items.item_key(order_key), default=None)
+            if text is not None:  # the item was not removed meanwhile
                 deliveries = claims.get(order_key, NEVER_TAKEN).deliveries
                 consumer = living.get(order_key, NEVER_TAKEN).owner
-                found.append(QueuedItem(key_text(order_key), self._value(order_key, data), deliveries, consumer))
+                found.append(QueuedItem(key_text(order_key), self._content(order_key, text).data, deliveries, consumer))
         return found
 
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
@@ -249,7 +435,7 @@ class Queue(Undoable):
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
     def purge(self, got: list[Taken], _: object) -> int:
         """Remove all items that no living consumer has, and return their number."""
-        return self._remove(self._list_free(), got)
+        return self._remove(self._list_free(math.inf)[0], got)
 
     @undone_by(lambda queue, got, _: queue._dead_letter is None or queue._dead_letter._items.put_back(got))
     def requeue_dead_letters(self, got: list[Taken], _: object) -> int:
@@ -264,7 +450,9 @@ class Queue(Undoable):
         source = self._dead_letter
         if source is None:
             raise ValueError(f"the queue {self.name!r} was opened without dead_letter: give the queue's name")
-        return source._remove(source._list_free(), got, lambda order_key, data: self._put([data], _priority(order_key)))
+        return source._remove(
+            source._list_free(math.inf)[0], got, lambda order_key, data: self._put([data], _Terms(_priority(order_key)))
+        )
 
     def taken(self) -> list[Contender]:
         """Return the consumers of taken items that are not known dead, in the order of the items.
@@ -280,9 +468,12 @@ class Queue(Undoable):
         return self.size()
 
     def size(self) -> int:
-        """Return how many items may be taken: items without a consumer, and items of consumers that are known dead."""
-        items, claims = self._items.order_keys()
-        return len(items.difference(self._living(self._items.claims(claims))))
+        """Return how many items may be taken: items without a consumer, and items of consumers that are known dead.
+
+        Items whose delay has not passed do not count.
+        """
+        items, claimed = self._items.order_keys()
+        return len(items.difference(self._blocked(self._items.claims(claimed), system.time.time())))
 
     def _claims(self) -> dict[bytes, Claim]:
         return self._items.claims(self._items.order_keys()[1])
@@ -292,30 +483,60 @@ class Queue(Undoable):
         dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
         return {order_key: claim for order_key, claim in claims.items() if claim.owner and claim.session not in dead}
 
-    def _put_in_room(self, values: list[Value], priority: int, timeout: Timeout | None) -> WaitSteps[list[str]]:
-        packed = [value_bytes(value) for value in values]
+    def _blocked(self, claims: dict[bytes, Claim], now: float) -> set[bytes]:
+        """Return the items that may not be taken: those of living consumers, and those that are not due at `now`."""
+        return self._living(claims).keys() | {order_key for order_key, claim in claims.items() if claim.due > now}
+
+    def _put_in_room(self, values: list[Value], terms: _Terms, timeout: Timeout | None) -> WaitSteps[list[str]]:
+        packed, terms = [value_bytes(value) for value in values], terms.checked()
         if len(packed) > self._maxsize:
             raise ValueError(
                 f"{len(packed)} items don't fit into the queue {self.name!r}, whose maxsize is {self._maxsize}"
             )
         if packed and self._maxsize != math.inf:
-            yield from self._await_removals(self._maxsize - len(packed), timeout, f"room in the queue {self.name!r}")
-        return self._put(packed, priority)
+            most = self._maxsize - len(packed)
+            if self._count_roughly() > most:
+                yield from self._await_removals(most, timeout, f"room in the queue {self.name!r}")
+        return self._put(packed, terms)
+
+    def _count_roughly(self) -> float:
+        """Return a number that is not less than the number of items, without listing the items.
+
+        A store that can't change several keys in one step does not count all removals: the result is infinite.
+        """
+        if not self._store.capabilities.transacts:
+            return math.inf
+        return self._count_of(self._items.numbers) - self._count_of(self._items.ends) - self._gone
+
+    def _count_exactly(self) -> int:
+        """Count the items, and find out how many numbers belong to no item because their producers have died."""
+        begin = system.time.monotonic()
+        # In this order an item that is put or removed meanwhile makes the number of lost numbers too small.
+        put = self._count_of(self._items.numbers)
+        count = len(self._items.order_keys()[0])
+        self._gone = max(0, put - self._count_of(self._items.ends) - count)
+        now = system.time.monotonic()
+        self._counted_until = now + max(LOOK_S, (now - begin) / LOOK_SHARE)
+        return count
 
     def _await_removals(self, most: float, timeout: Timeout | None, what: str) -> WaitSteps[None]:
         """Wait until the queue has at most `most` items, those of consumers included."""
-        given = self._timeout if timeout is None else timeout
-        limit = to_seconds(self._store.timeout if given is None else given)
+        limit = self._limit(timeout)
         end = system.time.monotonic() + limit
 
         def steps(slow_logger: SlowWaitLogger) -> WaitSteps[None]:
             is_cleared = False
             while True:
-                count = len(self._items.order_keys()[0])
-                if count <= most:
-                    return
+                count = self._count_roughly()
                 left = end - system.time.monotonic()
-                if not is_cleared:  # then list the items once more: the key may have announced a removal
+                if most and count <= most:
+                    return
+                # Only a list of all items shows that none is left.
+                if not most or count == math.inf or left <= 0 or system.time.monotonic() >= self._counted_until:
+                    count = self._count_exactly()
+                    if count <= most:
+                        return
+                if not is_cleared:  # then look once more: the key may have announced a removal
                     is_cleared = True
                     self._store.delete_key(self._items.removed)
                     continue
@@ -333,21 +554,28 @@ class Queue(Undoable):
 
         return as_one_wait(Awaited(QUEUE, self.name), lambda: what, steps)
 
-    def _put(self, values: list[bytes], priority: int) -> list[str]:
-        packed = [b"=" + value for value in values]
+    def _put(self, values: list[bytes], terms: _Terms) -> list[str]:
         order_keys: list[bytes] = []
-        if packed:
-            span = begin_span("put", self._store, self._items.name, None, "items", len(packed))
-            first = add_checked(self._store, self._items.numbers, len(packed)) - len(packed)
-            order_keys = [_order_key(priority, first + number) for number in range(len(packed))]
-            keys = list(map(self._items.item_key, order_keys))
-            self._store.multi_set([*keys, self._items.wakeup], [*packed, b"1"])
+        if values:
+            span = begin_span("put", self._store, self._items.name, None, "items", len(values))
+            now = system.time.time()
+            expires = math.inf if terms.expires is None else now + to_seconds(terms.expires)
+            texts = [Content(value, expires, terms.wants_result).text() for value in values]
+            first = add_checked(self._store, self._items.numbers, len(values)) - len(values)
+            order_keys = [_order_key(terms.priority, first + number) for number in range(len(values))]
+            keys = [*map(self._items.item_key, order_keys)]
+            if terms.delay:
+                keys += map(self._items.claim_key, order_keys)
+                texts += [claim_until(now + to_seconds(terms.delay))] * len(values)
+            self._store.multi_set([*keys, self._items.wakeup], [*texts, b"1"])
+            if terms.delay:
+                add_checked(self._store, self._items.returns)  # all consumers list the item, and learn when it is due
             if span is not None:
                 tracing.end(span, "done", "item", key_text(order_keys[0]))
         return list(map(key_text, order_keys))
 
-    def _take_now(self, got: list[Taken], end: float) -> Item | None:
-        """Take an item without waiting, or return None if there is no free item.
+    def _take_now(self, got: list[Taken], end: float, most: int) -> list[Item]:
+        """Take up to `most` items without waiting. The result is empty if there is no free item.
 
         Raises:
             StoreTimeoutError: other consumers took every listed item first, until the time `end` or the store's timeout
@@ -356,51 +584,75 @@ class Queue(Undoable):
         is_new = self._look()
         refusals = Refusals(self._store, self._items.name, end)
         while True:
+            candidates: list[_Takeable] = []
             try:
-                candidate = self._takeable.popleft()
+                while len(candidates) < most:
+                    candidates.append(self._takeable.popleft())
             except IndexError as error:
                 raise_unless_absent(error)
+            if not candidates:
                 if is_new:
-                    return None
+                    return []
                 # Other consumers took all listed items. Only a new list can show that the queue is empty.
                 refusals.add()
                 is_new = self._look()
                 continue
-            item = self._try(candidate, got)
-            if item is not None:
-                return item
+            items = self._claim_all(candidates, got)
+            if items:
+                return items
             is_new = False
 
-    def _try(self, candidate: _Takeable, got: list[Taken]) -> Item | None:
-        """Claim the item `candidate` and return it, or return None if another consumer was first."""
-        data = self._claim(candidate, got)
-        if data is None:
-            return None
-        if self._dead_letter is not None and got[0][1].deliveries > self._max_deliveries:
-            self._move(got[0], data, self._dead_letter)
-            return None
-        return Item(self._items, got[0], data)
+    def _claim_all(self, candidates: list[_Takeable], got: list[Taken]) -> list[Item]:
+        """Claim those of `candidates` that are still free, all at once if the store can, and return the items."""
+        got.clear()
+        found: list[tuple[Taken, Content]] = []
+        if len(candidates) == 1 or not self._store.capabilities.transacts:
+            for candidate in candidates:
+                found += self._claim([candidate], got)
+        else:
+            # Other consumers may have taken some since they were listed.
+            claims = self._store._peek_all([self._items.claim_key(each.order_key) for each in candidates])
+            free = [
+                each for each in candidates if claims.get(self._items.claim_key(each.order_key), b"") == each.claim.text
+            ]
+            if free:
+                found = self._claim(free, got)
+        now, items = system.time.time(), []
+        for taken, content in found:
+            if self._dead_letter is not None and taken[1].deliveries > self._max_deliveries:
+                self._discard(taken, content, f"was handed out {self._max_deliveries} times and never acknowledged")
+            elif content.expires <= now:
+                self._discard(taken, content, "has expired")
+            else:
+                items.append(Item(self._items, taken, content))
+        return items
 
-    def _claim(self, candidate: _Takeable, got: list[Taken]) -> bytes | None:
-        """Claim the item `candidate` and return its data, or return None if another consumer was first.
+    def _claim(self, candidates: list[_Takeable], got: list[Taken]) -> list[tuple[Taken, Content]]:
+        """Claim `candidates` in one step, and return them with their contents. Return [] if another consumer was first.
 
-        The claim is put into `got` before the claim is written, because an interrupted write may still take effect.
+        The claims are put into `got` before they are written, because an interrupted write may still take effect.
         """
-        claim = new_claim(self._store.register(), candidate.claim.deliveries + 1)
-        key = self._items.claim_key(candidate.order_key)
-        got[:] = [(candidate.order_key, claim)]
-        if self._store.compare_set(key, candidate.claim.text, claim.text) != claim.text:
-            return None
-        data = self._store.get(self._items.item_key(candidate.order_key), default=None)
-        if data is None:  # another consumer acknowledged the item after it was listed
-            self._store.delete_key(key)
-            return None
-        return self._value(candidate.order_key, data)
+        session, claims = self._store.register(), [each.claim for each in candidates]
+        taken = [(each.order_key, new_claim(session, each.claim.deliveries + 1)) for each in candidates]
+        keys = [self._items.claim_key(order_key) for order_key, _ in taken]
+        got += taken
+        before = {key: claim.text for key, claim in zip(keys, claims, strict=True)}
+        if not self._items.change(before, {key: each[1].text for key, each in zip(keys, taken, strict=True)}):
+            del got[-len(taken) :]
+            return []
+        items = [self._items.item_key(order_key) for order_key, _ in taken]
+        texts = self._store._peek_all(items)
+        for key, item in zip(keys, items, strict=True):
+            if item not in texts:  # another consumer acknowledged the item after it was listed
+                self._store.delete_key(key)
+        return [
+            (each, self._content(each[0], texts[item]))
+            for each, item in zip(taken, items, strict=True)
+            if item in texts
+        ]
 
-    def _value(self, order_key: bytes, data: bytes) -> bytes:
-        if data[:1] != b"=":
-            raise foreign_value_error(self._items.item_key(order_key), data, "item of a queue")
-        return data[1:]
+    def _content(self, order_key: bytes, text: bytes) -> Content:
+        return parse_content(self._items.item_key(order_key), text)
 
     def _remove(
         self, free: Iterable[_Takeable], got: list[Taken], keep: Callable[[bytes, bytes], object] | None = None
@@ -414,53 +666,88 @@ class Queue(Undoable):
         """
         removed = 0
         for candidate in free:
-            data = self._claim(candidate, got)
-            if data is not None:
+            got.clear()
+            for taken, content in self._claim([candidate], got):
                 if keep is not None:
-                    keep(candidate.order_key, data)
-                self._items.remove(got[0])
+                    keep(candidate.order_key, content.data)
+                self._items.remove([taken], _failure(taken, content, "was removed"))
                 removed += 1
         return removed
 
-    def _move(self, taken: Taken, data: bytes, dead_letter: Queue) -> None:
-        """Move an item that this process has claimed to `dead_letter`.
+    def _discard(self, taken: Taken, content: Content, why: str) -> None:
+        """Move an item that this process has claimed to the queue `dead_letter`, or drop it if there is no such queue.
 
         If this process dies between the two steps, the item is in both queues.
         """
-        dead_letter._put([data], _priority(taken[0]))
-        self._items.remove(taken)
-        logger(__name__).warning(
-            "an item of the queue %r was handed out %d times and never acknowledged: it is in the queue %r now",
-            *(self.name, self._max_deliveries, dead_letter.name),
-        )
+        where = "was dropped"
+        if self._dead_letter is not None:
+            where = f"is in the queue {self._dead_letter.name!r} now"
+            self._dead_letter._put([content.data], _Terms(_priority(taken[0])))
+        self._items.remove([taken], _failure(taken, content, f"{why}; it {where}"))
+        logger(__name__).warning("an item of the queue %r %s: it %s", self.name, why, where)
 
     def _look(self) -> bool:
-        """List the items that may be taken, unless the last list is valid. Return whether a new list was made.
+        """Find the items that may be taken, unless some are listed. Return whether all items were listed.
 
-        A list is valid for `LOOK_S` seconds. The list becomes invalid when an item is released, because this item may
-        precede the listed items. In a priority queue, the list also becomes invalid when an item is put.
+        A list becomes invalid after some time, and when an item is released, because this item may precede the listed
+        items. In a priority queue, the list also becomes invalid when an item is put.
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)
         numbers = b"" if self._is_sorted_by_time else self._count(self._items.numbers)
-        if self._takeable and now < self._looked[0] + LOOK_S and (returns, numbers) == self._looked[1:]:
+        is_valid = now < self._until and (returns, numbers) == self._looked
+        if is_valid and (self._takeable or (self._is_sorted_by_time and self._find_new())):
             return False
-        self._takeable = deque(self._list_free())
-        self._looked = (now, returns, numbers)
+        put = self._count_of(self._items.numbers)
+        time = system.time.time()
+        free, due, self._consumers = self._list_free(time)
+        self._takeable, self._seen, self._looked = deque(free), put, (returns, numbers)
+        done = system.time.monotonic()
+        self._until = min(now + max(0.0, due - time), done + max(LOOK_S, (done - now) / LOOK_SHARE))
         return True
 
-    def _list_free(self) -> list[_Takeable]:
-        """Return the items that may be taken, in order. Delete claims that dead consumers have left without items."""
-        items, claims = self._items.order_keys()
-        taken = self._items.claims(claims)
-        living = self._living(taken)
-        for order_key in taken.keys() - living.keys() - items:  # a consumer died within `Items.remove`
+    def _find_new(self) -> bool:
+        """Add the free ones of the items that were put since the last look. Return whether there is one."""
+        put = self._count_of(self._items.numbers)
+        if put - self._seen > SPAN * SPANS_MAX:
+            return False
+        while self._seen < put and not self._takeable:
+            order_keys = [_order_key(0, number) for number in range(self._seen, min(put, self._seen + SPAN))]
+            there = self._store._peek_all(list(map(self._items.item_key, order_keys)))
+            claimed = self._store._peek_all(list(map(self._items.claim_key, order_keys)))
+            self._takeable.extend(
+                _Takeable(order_key, NEVER_TAKEN)
+                for order_key in order_keys
+                if self._items.item_key(order_key) in there and self._items.claim_key(order_key) not in claimed
+            )
+            self._seen += len(order_keys)
+        return bool(self._takeable)
+
+    def _list_free(self, now: float) -> tuple[list[_Takeable], float, list[int]]:
+        """List the items that may be taken. Delete claims that dead consumers have left without items.
+
+        Args:
+            now: the time in seconds since the epoch; items that are due later are left out. An infinite time leaves
+                none out.
+
+        Returns:
+            The items in order, when the next item is due, in seconds since the epoch, and the sessions of consumers.
+        """
+        items, claimed = self._items.order_keys()
+        claims = self._items.claims(claimed)
+        blocked = self._blocked(claims, now)
+        for order_key in claims.keys() - blocked - items:  # a consumer died within `Items.remove`
             self._store.delete_key(self._items.claim_key(order_key))
-        free = sorted(items.difference(living))
-        return [_Takeable(order_key, taken.get(order_key, NEVER_TAKEN)) for order_key in free]
+        due = min((claims[each].due for each in blocked if claims[each].due), default=math.inf)
+        free = sorted(items.difference(blocked))
+        sessions = [claims[each].session for each in blocked if claims[each].session]
+        return [_Takeable(order_key, claims.get(order_key, NEVER_TAKEN)) for order_key in free], due, sessions
 
     def _count(self, key: bytes) -> bytes:
-        return self._store.get(key, default=b"")
+        return self._store.get(key, default=b"0")
+
+    def _count_of(self, key: bytes) -> int:
+        return parse_count(key, self._count(key))
 
 
 class PriorityQueue(Queue):
@@ -472,24 +759,46 @@ class PriorityQueue(Queue):
     _is_sorted_by_time = False
 
     @in_steps
-    def put(self, value: Value, priority: int = 0, *, timeout: Timeout | None = None) -> WaitSteps[str]:
+    def put(
+        self,
+        value: Value,
+        priority: int = 0,
+        *,
+        delay: Timeout = 0,
+        expires: Timeout | None = None,
+        wants_result: bool = False,
+        timeout: Timeout | None = None,
+    ) -> WaitSteps[str]:
         """Add an item, and return its id.
 
         Args:
             value: the item.
             priority: a signed 32-bit integer; the item with the lowest priority is taken first.
+            delay: as for `Queue.put`.
+            expires: as for `Queue.put`.
+            wants_result: as for `Queue.put`.
             timeout: as for `Queue.put`.
 
         Raises:
             ValueError: `priority` does not fit in 32 bits. Nothing was put.
         """
-        return (yield from self._put_in_room([value], _check_priority(priority), timeout))[0]
+        terms = _Terms(_check_priority(priority), delay, expires, wants_result)
+        return (yield from self._put_in_room([value], terms, timeout))[0]
 
     @in_steps
     def put_all(
-        self, values: Iterable[Value], priority: int = 0, *, timeout: Timeout | None = None
+        self,
+        values: Iterable[Value],
+        priority: int = 0,
+        *,
+        delay: Timeout = 0,
+        expires: Timeout | None = None,
+        wants_result: bool = False,
+        timeout: Timeout | None = None,
     ) -> WaitSteps[list[str]]:
         """Add all `values` as items of the same `priority`, or none of them, and return their ids.
+
+        The other arguments are those of `put`.
 
         Raises:
             ValueError: `priority` does not fit in 32 bits, or there are more values than `maxsize`. Nothing was put.
@@ -497,7 +806,13 @@ class PriorityQueue(Queue):
                 `~fscoord.Store.multi_set`. Nothing was put.
             StoreTimeoutError: there was no room within the timeout. Nothing was put.
         """
-        return self._put_in_room(list(values), _check_priority(priority), timeout)
+        terms = _Terms(_check_priority(priority), delay, expires, wants_result)
+        return self._put_in_room(list(values), terms, timeout)
+
+
+def _failure(taken: Taken, content: Content, why: str) -> dict[bytes, bytes]:
+    """Return the result, for `Items.remove`, of an item that ended without a consumer's result."""
+    return {taken[0]: b"!the item " + why.encode()} if content.wants_result else {}
 
 
 def _check_priority(priority: int) -> int:

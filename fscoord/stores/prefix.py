@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -97,6 +97,10 @@ class PrefixStore(StoreView):
     def _shows_waits(self) -> bool:
         return self._inner._shows_waits
 
+    def _peek_all(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        found = self._open()._peek_all(self._full_all(keys))
+        return {key: found[self._prefix + key] for key in keys if self._prefix + key in found}
+
     def _recall(self, key: bytes) -> bytes | None:
         return self._open()._recall(self._prefix + key)
 
@@ -169,6 +173,7 @@ class PrefixStore(StoreView):
 _COMPOSED: Final = (
     "_wait",
     "_transact",
+    "_peek_all",
     "_recall",
     "_write_within",
     "_meet",

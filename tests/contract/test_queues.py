@@ -16,7 +16,14 @@ from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
-from fscoord.errors import FscoordError, LimitExceededError, LockLostError, QueueEmptyError, StoreTimeoutError
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    LockLostError,
+    QueueEmptyError,
+    StoreTimeoutError,
+    WorkFailedError,
+)
 from fscoord.recipes import Membership, PriorityQueue, Queue, membership, queue
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
@@ -606,6 +613,223 @@ def test_consumers_killed_at_any_moment_leave_every_item_done_once_at_least(
     counts = [int(store.get(f"did/{name}")) for name in names]
     assert min(counts) >= 1
     assert sum(counts) <= len(names) + 3, "only what the dead had is done again"
+
+
+class Clock:
+    """The wall clock of the recipes, which a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0.0
+        clock = queue.system.time
+        real = clock.time
+        monkeypatch.setattr(clock, "time", lambda: real() + self.ahead)
+
+
+def test_delayed_item_is_taken_when_it_is_due_before_the_items_put_later(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, found = Clock(monkeypatch), Queue(store, "q")
+    found.put("later", delay=60)
+    found.put("a")
+    found.put("b")
+    assert (len(found), [each.data for each in found.items()]) == (2, [b"later", b"a", b"b"])
+    assert found.take().data == b"a"
+    assert found.taken()[0].token == 1
+    with pytest.raises(StoreTimeoutError, match="it still has 3 items"):
+        found.join(timeout=0)
+    clock.ahead = 61
+    found = Queue(store, "q")  # the other object would find out a second later, because its clock was set
+    assert found.take().data == b"later"
+    assert found.take().data == b"b"
+
+
+def test_consumer_that_waits_for_a_delayed_item_wakes_up_when_it_is_due(
+    place: Place, store: Store, no_slow_looks: None
+) -> None:
+    found = Queue(store, "q")
+    begin = time.time()
+    found.put("a", delay=SHORT_S)
+    with pytest.raises(QueueEmptyError):
+        found.take(block=False)
+    assert found.take(timeout=LONG_S).data == b"a"
+    assert time.time() >= begin + SHORT_S
+
+
+def test_delayed_item_can_be_cancelled_and_purged(store: Store) -> None:
+    found = Queue(store, "q")
+    ids = found.put_all("ab", delay=60)
+    assert found.cancel(ids[0])
+    assert found.purge() == 1
+    found.join(timeout=0)
+    with pytest.raises(ValueError, match="delay must be a finite time"):
+        found.put("a", delay=float("inf"))
+
+
+def test_item_that_has_expired_is_dropped_or_goes_to_the_dead_letters(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, careful = Clock(monkeypatch), Queue(store, "careful", max_deliveries=1, dead_letter="dead")
+    plain = Queue(store, "plain")
+    for each in (careful, plain):
+        each.put("old", expires=60)
+        each.put("new", expires=120)
+    clock.ahead = 61
+    assert (careful.take().data, plain.take().data) == (b"new", b"new")
+    assert [each.data for each in Queue(store, "dead").items()] == [b"old"]
+    assert len(plain.items()) == 1
+    assert "an item of the queue 'plain' has expired: it was dropped" in caplog.text
+
+
+def test_producer_gets_the_result_once(place: Place, store: Store, no_slow_looks: None) -> None:
+    producer, consumer = Queue(store, "q"), Queue(place.open(how="clone"), "q")
+    ids = producer.put_all("ab", wants_result=True)
+    with start_thread(producer.result, ids[0], LONG_S) as thread:
+        consumer.take().ack(b"1")
+    assert thread.result == b"1"
+    with consumer.take():
+        pass
+    assert producer.result(ids[1]) == b""
+    with pytest.raises(StoreTimeoutError, match="wants_result=True, and only once"):
+        producer.result(ids[0], timeout=0)
+    producer.put("c")
+    consumer.take().ack("not wanted")
+    assert store.list_keys("q/result/") == []
+
+
+@pytest.mark.parametrize("end", ["cancel", "purge", "expires", "deliveries"])
+def test_producer_learns_that_its_item_has_no_result(end: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, found = Clock(monkeypatch), Queue(store, "q", max_deliveries=1, dead_letter="dead")
+    name = found.put("a", expires=60, wants_result=True)
+    why = "was removed"
+    if end == "cancel":
+        assert found.cancel(name)
+    elif end == "purge":
+        found.purge()
+    else:
+        if end == "expires":
+            clock.ahead, why = 61, "has expired; it is in the queue 'dead' now"
+        else:
+            found.take().release()
+            why = "was handed out 1 times and never acknowledged; it is in the queue 'dead' now"
+        with pytest.raises(QueueEmptyError):
+            found.take(block=False)
+    with pytest.raises(WorkFailedError, match=f"no result of the item '{name}' of the queue 'q': the item {why}"):
+        found.result(name, timeout=0)
+    assert store.list_keys("q/result/") == []
+
+
+def test_batch_is_taken_in_order_and_acknowledged_at_once(place: Place, store: Store) -> None:
+    mine, theirs = Queue(store, "q"), Queue(place.open(how="clone"), "q")
+    mine.put_all("abcdef")
+    batch, others = mine.take_all(3), theirs.take_all(2)
+    assert [item.data for item in batch + others] == [b"a", b"b", b"c", b"d", b"e"]
+    mine.ack_all(batch[:2])
+    with pytest.raises(RuntimeError, match="acknowledged or released already"):
+        mine.ack_all(batch)
+    mine.ack_all(batch[2:])
+    mine.ack_all([])
+    others[0].release()
+    assert [item.data for item in mine.take_all(9, block=False)] == [b"d", b"f"]
+    with pytest.raises(QueueEmptyError):
+        mine.take_all(9, block=False)
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        mine.take_all(0)
+
+
+def test_batch_with_a_lost_item_acknowledges_the_others(store: Store) -> None:
+    found = Queue(store, "q")
+    found.put_all("abc")
+    batch = found.take_all(3)
+    store.set(found._items.claim_key(batch[1]._taken[0]), "2 0 another:1 0")
+    with pytest.raises(LockLostError, match="was handed out again"):
+        found.ack_all(batch)
+    assert [each.data for each in found.items()] == [b"b"]
+
+
+@pytest.mark.parametrize("act", ["take_all", "ack_all"])
+def test_ctrl_c_at_any_operation_of_a_batch_leaves_each_item_available_or_done(act: str, store: Store) -> None:
+    for at in range(1, 50):
+        view = Interrupted(store, at, after=True)
+        found = Queue(view, f"{act}{at}")
+        view.at = 0
+        found.put_all("abc")
+        items = [] if act == "take_all" else found.take_all(3)
+        view.count, view.at = 0, at
+        try:
+            if act == "take_all":
+                found.take_all(3)
+            else:
+                found.ack_all(items)
+        except KeyboardInterrupt:
+            pass
+        if not view.hit:
+            assert at > 3
+            return
+        view.at = 0
+        left = drained(found)
+        assert left == [b"a", b"b", b"c"] or (act == "ack_all" and len(left) < 3)
+        assert found.taken() == []
+    raise AssertionError("it never came to an end")
+
+
+def test_ctrl_c_at_any_operation_of_result_leaves_it_to_be_taken(store: Store) -> None:
+    for at in range(1, 50):
+        view = Interrupted(store, at, after=True)
+        found = Queue(view, f"q{at}")
+        view.at = 0
+        name = found.put("a", wants_result=True)
+        found.take().ack("done")
+        view.count, view.at = 0, at
+        try:
+            assert found.result(name, timeout=0) == b"done"
+        except KeyboardInterrupt:
+            view.at = 0
+            assert found.result(name, timeout=0) == b"done"
+        if not view.hit:
+            return
+    raise AssertionError("it never came to an end")
+
+
+def test_take_does_not_list_the_items_of_a_long_queue(file_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "LOOK_S", LONG_S)
+    store, producer = file_place.open(), file_place.open()
+    found, feed = Queue(store, "q"), Queue(producer, "q", maxsize=100)
+    feed.put_all([b"0"] * 50)
+    found.take().ack()
+    listed: list[object] = []
+    for each in (store, producer):
+        monkeypatch.setattr(each, "list_keys", lambda prefix: listed.append(prefix) or [])
+    for number in range(1, 300):
+        feed.put(str(number))
+        with found.take() as item:
+            pass
+    assert (item.data, listed) == (b"250", [])
+
+
+def test_producers_and_consumers_killed_at_any_moment_lose_no_item_and_repeat_none(
+    file_place: Place, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    store = file_place.open()
+    with (
+        Workers(file_place.spec(), "put_batches", [["q", rank] for rank in range(4)]) as producers,
+        Workers(file_place.spec(), "take_batches", [["q"]] * 5) as consumers,
+    ):
+        start(store, 9)
+        victims = [*producers.processes[1:], *consumers.processes[1:]]
+        rng.shuffle(victims)
+        for victim in victims:
+            for _ in range(rng.randrange(1, scale(6))):
+                store.queue_pop("rounds", timeout=HANG_S)
+            victim.kill()
+        for process in [*producers.processes, *consumers.processes]:
+            process.kill()
+            process.wait(HANG_S)
+    left = set(drained(Queue(store, "q")))
+    put, taken = (set(store.get(key).split()) for key in ("put", "taken"))
+    assert put <= taken | left
+    assert not left & {key.removeprefix("acked/").encode() for key in store.list_keys("acked/")}
+    assert not store.check(["again"])
+    assert set(store.list_keys("q/")) <= {f"q/{key}" for key in ("bell", "ended", "number", "removed", "returns")}
 
 
 # Groups

@@ -297,6 +297,33 @@ def take_and_do(store: Store, name: str) -> None:
             store.add(f"did/{item.data.decode()}", 1)
 
 
+def put_batches(store: Store, name: str, rank: int) -> None:
+    """Put items for ever, to be killed. Each is in the value `put` when it is in the queue."""
+    queue = Queue(store, name, maxsize=60)
+    for number in count():
+        values = [f"{rank}.{number}.{part}" for part in range(5)]
+        queue.put_all(values)
+        store.append("put", " ".join(values) + " ")
+
+
+def take_batches(store: Store, name: str) -> None:
+    """Take and acknowledge items for ever, to be killed; push each batch to the queue `acked` afterwards.
+
+    An item that comes after it was acknowledged is in the value `again`.
+    """
+    queue = Queue(store, name)
+    while True:
+        batch = queue.take_all(3)
+        values = [item.data.decode() for item in batch]
+        store.append("taken", " ".join(values) + " ")
+        for value in values:
+            if store.check([f"acked/{value}"]):
+                store.append("again", f"{value} ")
+        queue.ack_all(batch)
+        store.multi_set([f"acked/{value}" for value in values], ["1"] * len(values))
+        store.queue_push("rounds", "")
+
+
 def use_everything(store: Store) -> None:
     """Use each recipe, again and again, to be killed; say so with each round."""
     holds = [Lock(store, "Lock"), Semaphore(store, "Semaphore", 2), Election(store, "Election", "x" * 100)]

@@ -75,6 +75,9 @@ class Mortal(PrefixStore):
     def _transact(self, *arguments: Any) -> bool:
         return bool(self._step("_transact", *arguments))
 
+    def _transact(self, *arguments: Any) -> bool:
+        return self._step("_transact", *arguments)
+
     def kill(self) -> None:
         self.is_dead = True
         self.handle.close()
@@ -356,21 +359,34 @@ def test_keys_of_a_recipe_whose_users_are_killed_are_those_documented(
 
 
 @pytest.mark.parametrize("kind_of_queue", [Queue, PriorityQueue])
-@pytest.mark.parametrize("way", ["ack", "release"])
+@pytest.mark.parametrize("in_one_step", [False, True])
+@pytest.mark.parametrize("way", ["ack", "release", "batch"])
 def test_keys_of_a_queue_whose_users_are_killed_are_those_documented(
-    path: Path, store: Store, moment: str, kind_of_queue: type[Queue], way: str
+    path: Path,
+    store: Store,
+    moment: str,
+    kind_of_queue: type[Queue],
+    way: str,
+    in_one_step: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Mortal, "in_one_step", in_one_step)
+
     def act(view: Mortal) -> None:
         queue = kind_of_queue(view, "q")
-        queue.put("a")
-        getattr(queue.take(block=False), way)()
+        if way == "batch":
+            queue.put_all("abc")
+            queue.ack_all(queue.take_all(3, block=False))
+        else:
+            queue.put("a")
+            getattr(queue.take(block=False), way)()
 
     def check() -> None:
         queue = kind_of_queue(store, "q")
         queue.put("b")
         while len(queue) or queue.taken():
             queue.take().ack()
-        assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell", "q/removed"}
+        assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell", "q/removed", "q/ended"}
 
     assert kill_at_each_operation(path, moment, act, check) > 5
 

@@ -40,6 +40,8 @@ def of_a_hold(hold: Any) -> list[Callable[[], Any]]:
 
 def of_a_queue(queue: Any) -> list[Callable[[], Any]]:
     taken: list[Any] = []
+    batch: list[Any] = []
+    ids: list[str] = []
     return [
         lambda: queue.put_all([b"1", b"2"]),
         lambda: taken.append(queue.take(block=False)),
@@ -51,8 +53,13 @@ def of_a_queue(queue: Any) -> list[Callable[[], Any]]:
         lambda: queue.take(timeout=0).ack(),
         lambda: queue.join(timeout=0),
         lambda: queue.cancel(queue.put(b"3")),
-        lambda: queue.put(b"4"),
+        lambda: queue.put(b"4", delay=60, expires=90),
         queue.purge,
+        lambda: ids.extend(queue.put_all([b"5", b"6"], wants_result=True)),
+        lambda: batch.extend(queue.take_all(2, block=False)),
+        lambda: [item.ack(b"done") for item in batch[:1]],
+        lambda: queue.ack_all(batch[1:]),
+        lambda: [queue.result(name, timeout=0) for name in ids],
     ]
 
 

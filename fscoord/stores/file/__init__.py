@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import Any, Final, TypeVar
@@ -27,6 +27,7 @@ from fscoord._arguments import (
 from fscoord._log.files import safe_files
 from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
+from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
 from fscoord._log.log import Decide, Log
 from fscoord._log.opened import open_log_file
@@ -304,6 +305,14 @@ class FileStore(Sessions):
 
     def _peek(self, key: bytes) -> bytes | None:
         return read_consistent(self._log, self._timeout, partial(self._state.get, key))
+
+    def _peek_all(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        get = self._state.get
+
+        def answer(fetch: Fetch) -> dict[bytes, bytes]:
+            return {key: value for key in keys if (value := get(key, fetch)) is not None}
+
+        return read_consistent(self._log, self._timeout, answer)
 
     def check(self, keys: Iterable[Key]) -> bool:
         names = keys_bytes(keys)
