@@ -27,10 +27,12 @@ Shell: fscoord --help. A job hangs: fscoord ps PATH.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from fscoord._waiting.changes import Change, Position, Watch
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (
     BarrierError,
     BrokenBarrierError,
+    CompactedError,
     CorruptLogError,
     FscoordError,
     InsecurePathError,
@@ -86,13 +88,16 @@ if not _TYPE_CHECKING:  # a type checker would accept any name
 __all__ = [
     # stores
     "Capabilities",
+    "Change",
     "EtcdStore",
     "FileStore",
     "HashStore",
     "Member",
+    "Position",
     "PrefixStore",
     "Store",
     "TCPStore",
+    "Watch",
     "open_store",
     # collectives
     "barrier",
@@ -104,6 +109,7 @@ __all__ = [
     # errors: the names of `errors.__all__`, repeated here because mypy reads only a list of string literals
     "BarrierError",
     "BrokenBarrierError",
+    "CompactedError",
     "CorruptLogError",
     "FscoordError",
     "InsecurePathError",

@@ -19,11 +19,12 @@ from fscoord.aio.recipes import (
     force_release,
     once,
 )
-from fscoord.aio.store import AsyncStore, open_store
+from fscoord.aio.store import AsyncStore, AsyncWatch, open_store
 from fscoord.aio.visibility import wait_visible
 
 __all__ = [
     "AsyncStore",
+    "AsyncWatch",
     "DoubleBarrier",
     "Election",
     "Fenced",

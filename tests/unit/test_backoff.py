@@ -19,7 +19,6 @@ from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, Store
 from fscoord.recipes import Fenced, Lock, Queue
 from fscoord.recipes._line import Line
 from fscoord.stores.etcd import EtcdStore
-from fscoord.stores.etcd.client import CompactedError
 from fscoord.stores.etcd.transactions import TxnResult
 from fscoord.stores.tcp import TCPStore
 

@@ -119,7 +119,13 @@ class FileStore(Sessions):
     """
 
     capabilities: Capabilities = Capabilities(
-        processes=True, hosts=True, durable=True, survives_handles=True, sessions=True, changes_conditionally=True
+        processes=True,
+        hosts=True,
+        durable=True,
+        survives_handles=True,
+        sessions=True,
+        changes_conditionally=True,
+        reports_changes=True,
     )
 
     @system.serialized_on_fake_fs
