@@ -324,9 +324,9 @@ class Store(ABC):
 
         Args:
             prefix: the beginning of the keys.
-            after: begin with the first change after this position: the `Change.position` of a change, or its text. None:
-                begin with the first change that takes effect after the call has returned. Changes during the call may
-                be missed.
+            after: begin with the first change after this position: the `Change.position` of a change, or its text.
+                None: begin now. A change that takes effect after the call has returned is never missed, and a change
+                that took effect before the call is not yielded.
             timeout: how long to wait for each change, in seconds or as a `timedelta`; by default without limit. None
                 means the store's timeout.
 
