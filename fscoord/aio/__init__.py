@@ -4,6 +4,7 @@ from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchro
 from fscoord.aio.recipes import (
     DoubleBarrier,
     Election,
+    Ephemeral,
     Fenced,
     Hold,
     Item,
@@ -27,6 +28,7 @@ __all__ = [
     "AsyncWatch",
     "DoubleBarrier",
     "Election",
+    "Ephemeral",
     "Fenced",
     "Hold",
     "Item",
