@@ -38,7 +38,7 @@ from fscoord._arguments import (
 )
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import ShownWait
-from fscoord._waiting.changes import Changes, Position, Watch
+from fscoord._waiting.changes import Position, Watch
 from fscoord._waiting.rounds import is_last
 from fscoord._waiting.wait import (
     CHANGES,
@@ -338,7 +338,7 @@ class Store(ABC):
         """
         place = Position.parse(after) if isinstance(after, str) else after
         limit = self._seconds(timeout)
-        return Watch(self._changes(key_bytes(prefix), place), limit)
+        return self._watch(key_bytes(prefix), place, limit)
 
     @abstractmethod
     def clone(self: S) -> S:
@@ -507,7 +507,7 @@ class Store(ABC):
 
     def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
         if request.kind == CHANGES:
-            return request.changes.wait(timeout)
+            return request.watch._wait(timeout)
         if request.kind != KEYS:
             with self.clone() as handle:  # the timeout of this handle holds for all its threads
                 handle.set_timeout(timeout)
@@ -605,8 +605,8 @@ class Store(ABC):
         """Return the `Wait` for `request`, or None if the caller must use `_arrival_steps`."""
         return None
 
-    def _changes(self, prefix: bytes, after: Position | None) -> Changes:  # noqa: ARG002 - see there
-        """Return the changes of the keys that begin with `prefix`, after the position `after`; see `watch`.
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> Watch:  # noqa: ARG002 - see there
+        """Implement `watch`. `limit` is the timeout in seconds.
 
         A task waits for a change with a `WaitRequest` of the kind `CHANGES`.
         """
@@ -873,7 +873,7 @@ class StoreView(Store):
     _session_states = forwarded(Store._session_states)
     _stopped_sessions = forwarded(Store._stopped_sessions)
     _observe = forwarded(Store._observe)
-    _changes = forwarded(Store._changes)
+    _watch = forwarded(Store._watch)
 
     def _closer_look(self) -> str:
         return self._inner._closer_look()

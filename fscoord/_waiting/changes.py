@@ -1,4 +1,4 @@
-"""`Watch` yields the changes of a store's keys, one `Change` after the other. `Changes` is what a store gives to it."""
+"""`Watch`, the base class of iterators over the changes of a store's keys; `Change`, and its `Position`."""
 
 from __future__ import annotations
 
@@ -60,49 +60,61 @@ class Change(NamedTuple):
     position: Position
 
 
-class Changes(ABC):
-    """The changes that one watch has found, and the place from which it looks for more. Each store has a subclass.
+def change_of(key: bytes, value: bytes | None, position: Position) -> Change:
+    """Return the change that has set `key` to `value`, or has deleted `key` if `value` is None."""
+    return Change(key_text(key), "delete" if value is None else "set", value, position)
 
-    Attributes:
-        prefix: the beginning of the watched keys in the store.
-        cut: the length, in characters, of the beginning of the keys that a view removes.
-        position: the position up to which all changes were taken. None: the watch begins with the next change.
-        pending: the changes that were found and not taken yet.
+
+def compacted(place: object, after: Position, first: Position) -> CompactedError:
+    """Return the error that says that the store `place` has no longer all changes after `after`."""
+    how = f"read the keys, and watch after position {first}"
+    return CompactedError(
+        f"{place}: changes after position {after} were removed by a compaction; {how}", position=first
+    )
+
+
+def refuse_later(place: object, after: Position | None, now: Position) -> Position:
+    """Return `after`, or `now`, the newest position of the store `place`, if `after` is None.
+
+    Raises:
+        StoreError: `after` is later than `now`.
+    """
+    if after is not None and after > now:
+        raise StoreError(f"{place}: position {after} is after the newest change, {now}, so it is of another store")
+    return now if after is None else after
+
+
+class Watch(ABC):
+    """An iterator over the changes of a store's keys; see `Store.watch`. Only one thread at a time may use it.
+
+    `close`, or the end of a ``with`` statement, ends the watch. Each kind of store has a subclass, which finds changes.
     """
 
-    def __init__(self, prefix: bytes, position: Position | None) -> None:
-        self.prefix = prefix
-        self.cut = 0
-        self.position = position
-        self.pending: deque[Change] = deque()
-
-    def add(self, key: bytes, value: bytes | None, position: Position) -> None:
-        """Add a change to `pending` if `key` is watched. `value` is None if the key was deleted."""
-        if key.startswith(self.prefix):
-            kind = "delete" if value is None else "set"
-            self.pending.append(Change(key_text(key), kind, value, position))
+    def __init__(self, prefix: bytes, position: Position, limit: float) -> None:
+        self._prefix = prefix  # the beginning of the watched keys in the store
+        self._cut = 0  # the length, in characters, of the beginning of the keys that a view removes
+        self._limit = limit
+        self._position = position
+        self._pending: deque[Change] = deque()  # the changes that were found, and not returned yet
+        self._is_closed = False
 
     @property
-    def found(self) -> Position:
+    def position(self) -> Position:
+        """The position up to which the iterator has returned all changes: that of the last change, or a later one."""
+        return self._position
+
+    @property
+    def _found(self) -> Position:
         """The position up to which changes were found, also after an interruption: that of the last one, or later."""
-        place = self.pending[-1].position if self.pending else self.position
-        assert place is not None, "a store sets it"
-        return place
+        return self._pending[-1].position if self._pending else self._position
 
-    def take(self) -> Change:
-        """Remove the first change from `pending`, and return it. An interrupted call may be repeated."""
-        change = self.pending[0]
-        self.position = change.position
-        self.pending.popleft()
-        return change._replace(key=change.key[self.cut :]) if self.cut else change
-
-    def request(self, limit: float) -> WaitRequest:
-        """Return the request to wait for at most `limit` seconds until a change is pending. No warning is logged."""
-        quiet = SlowWaitLogger(__name__, started=math.inf)
-        return WaitRequest(CHANGES, [], limit, slow_logger=quiet, changes=self)
+    def _add(self, key: bytes, value: bytes | None, position: Position) -> None:
+        """Add a change to `_pending` if `key` is watched. `value` is None if the key was deleted."""
+        if key.startswith(self._prefix):
+            self._pending.append(change_of(key, value, position))
 
     @abstractmethod
-    def wait(self, limit: float) -> bool:
+    def _wait(self, limit: float) -> bool:
         """Wait in this thread until a change is pending, for at most `limit` seconds. Return True.
 
         Raises:
@@ -110,41 +122,12 @@ class Changes(ABC):
             CompactedError: see `Store.watch`.
         """
 
-    def close(self) -> None:  # noqa: B027 - most stores have nothing to release
-        """Release the resources. This method may be called twice."""
-
-
-def compacted(place: object, after: Position, first: Position) -> CompactedError:
-    """Return the error that says that the store `place` has no longer all changes after `after`."""
-    return CompactedError(
-        f"{place}: changes after position {after} were removed by a compaction; read the keys, and watch after position"
-        f" {first}",
-        position=first,
-    )
-
-
-def foreign(place: object, after: Position, now: Position) -> StoreError:
-    """Return the error that says that the store `place`, whose last position is `now`, never had position `after`."""
-    return StoreError(f"{place}: position {after} is after the newest change, {now}, so it is of another store")
-
-
-class Watch:
-    """An iterator over the changes of a store's keys; see `Store.watch`. Only one thread at a time may use it.
-
-    ``close``, or the end of a ``with`` statement, ends the watch.
-    """
-
-    def __init__(self, changes: Changes, limit: float) -> None:
-        self._changes = changes
-        self._limit = limit
-        self._is_closed = False
-
-    @property
-    def position(self) -> Position:
-        """The position up to which the iterator has returned all changes: that of the last change, or a later one."""
-        position = self._changes.position
-        assert position is not None, "the store has set it"
-        return position
+    def _request(self) -> WaitRequest | None:
+        """Return the request to wait for the next change in a task; None if the next call of `__next__` is quick."""
+        if self._is_closed or self._pending:
+            return None
+        quiet = SlowWaitLogger(__name__, started=math.inf)
+        return WaitRequest(CHANGES, [], self._limit, slow_logger=quiet, watch=self)
 
     def __iter__(self) -> Watch:
         return self
@@ -152,18 +135,16 @@ class Watch:
     def __next__(self) -> Change:
         if self._is_closed:
             raise StopIteration
-        if not self._changes.pending:
-            self._changes.wait(self._limit)
-        return self._changes.take()
-
-    def _request(self) -> WaitRequest | None:
-        """Return the request to wait for the next change in a task; None if the next call of `__next__` is quick."""
-        return None if self._is_closed or self._changes.pending else self._changes.request(self._limit)
+        if not self._pending:
+            self._wait(self._limit)
+        change = self._pending[0]
+        self._position = change.position  # before the change is removed: an interrupted call may be repeated
+        self._pending.popleft()
+        return change._replace(key=change.key[self._cut :]) if self._cut else change
 
     def close(self) -> None:
         """End the watch. Closing it again does nothing."""
         self._is_closed = True
-        self._changes.close()
 
     def __enter__(self) -> Watch:
         return self

@@ -71,7 +71,7 @@ class WaitRequest(NamedTuple):
             when no rank is needed any more.
         sessions: for `KEYS`: the wait also ends when one of these sessions is known dead.
         slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
-        changes: for `CHANGES`: the `~fscoord._waiting.changes.Changes` of the watch.
+        watch: for `CHANGES`: the `~fscoord.Watch`.
 
     The answer for `KEYS` is the list of the dead ranks or sessions. This list is empty if all keys are present, or if
     no rank is needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value
@@ -84,7 +84,7 @@ class WaitRequest(NamedTuple):
     ranks: list[int] | NeededRanks | None = None
     sessions: list[int] | None = None
     slow_logger: SlowWaitLogger | None = None
-    changes: Any = None
+    watch: Any = None
 
 
 class ArrivalRequest(NamedTuple):

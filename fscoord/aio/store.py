@@ -26,8 +26,9 @@ D = TypeVar("D")
 class AsyncWatch:
     """An asynchronous iterator over the changes of a store's keys; see `~fscoord.Store.watch`.
 
-    Only one task at a time may use it. A cancelled task loses no change: the next call returns it. ``aclose``, or the
-    end of an ``async with`` statement, ends the watch.
+    The watch begins with its first step, or at the beginning of an ``async with`` statement. Only one task at a time
+    may use it. A cancelled task loses no change: the next step returns it. `aclose`, or the end of the ``async with``,
+    ends the watch.
     """
 
     def __init__(self, driver: StoreDriver, begin: Callable[[], Watch]) -> None:
@@ -44,28 +45,29 @@ class AsyncWatch:
         return self
 
     async def __anext__(self) -> Change:
-        watch = (await self.__aenter__())._watch
-        assert watch is not None
+        watch = await self._begun()
         request = watch._request()
         if request is not None:
             await self._driver.wait(request)
-        try:
-            return next(watch)
-        except StopIteration:
-            raise StopAsyncIteration from None
+        for change in watch:
+            return change
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """End the watch. Closing it again does nothing."""
-        if self._watch is not None:
-            await self._driver.run(self._watch.close)
+        await self._driver.run((await self._begun()).close)
 
     async def __aenter__(self) -> AsyncWatch:
-        if self._watch is None:
-            self._watch = await self._driver.run(self._begin, Watch.close)
+        await self._begun()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    async def _begun(self) -> Watch:
+        if self._watch is None:
+            self._watch = await self._driver.run(self._begin, Watch.close)
+        return self._watch
 
 
 class AsyncStore:
@@ -186,10 +188,7 @@ class AsyncStore:
     def watch(
         self, prefix: Key = "", *, after: Position | str | None = None, timeout: Timeout | None = math.inf
     ) -> AsyncWatch:
-        """Return an asynchronous iterator over the changes of the values of all keys that begin with `prefix`.
-
-        The watch begins with its first step, or at the beginning of an ``async with`` statement.
-        """
+        """Return an asynchronous iterator over the changes of the values of all keys that begin with `prefix`."""
         return AsyncWatch(self._driver, partial(self._store.watch, prefix, after=after, timeout=timeout))
 
     @explained_by(Store.barrier)

@@ -311,13 +311,12 @@ def watch(
         found = _reported(store, prefix, words, after=after, is_all=is_all, end=end)
     else:
         found = _polled(store, prefix, words, is_all=is_all, interval=interval, end=end)
-    for changes in found:
-        for key, value, position in changes:
-            _print_change(key, value, position, as_json=as_json)
-            left -= 1
-            if left == 0:
-                return
+    for key, value, position in found:
+        _print_change(key, value, position, as_json=as_json)
         flush()  # before the next look, which may be the last before a Ctrl-C
+        left -= 1
+        if left == 0:
+            return
     if count is not None:
         raise StoreTimeoutError(
             f"only {count - left} of {wanted} came within {limit:g} s, of keys that begin with {key_text(prefix)!r}",
@@ -326,9 +325,9 @@ def watch(
         )
 
 
-Found = Iterator[list[tuple[bytes, bytes | None, str | None]]]
-"""Yields lists of changes: (key, value, position). The value is None if the key was deleted. The position is None on a
-store that does not report changes."""
+Found = Iterator[tuple[bytes, bytes | None, str | None]]
+"""Yields changes: (key, value, position). The value is None if the key was deleted. The position is None on a store
+that does not report changes."""
 
 
 def _reported(store: Store, prefix: bytes, words: str, *, after: str | None, is_all: bool, end: float) -> Found:
@@ -337,18 +336,15 @@ def _reported(store: Store, prefix: bytes, words: str, *, after: str | None, is_
         present = sorted(_read_all(store, prefix).items()) if is_all else []
         start = str(watch.position)
         tell(log, words)
-        yield [(key, value, start) for key, value in present]
-        while True:
-            watch._limit = max(end - system.time.monotonic(), 0.0)
-            try:
-                changes = [next(watch)]
-            except StoreTimeoutError as error:
-                if error.keys:  # otherwise the log's lock did not come
-                    return
+        yield from ((key, value, start) for key, value in present)
+        try:
+            while True:
+                watch._limit = max(end - system.time.monotonic(), 0.0)
+                change = next(watch)
+                yield key_bytes(change.key), change.value, str(change.position)
+        except StoreTimeoutError as error:
+            if not error.keys:  # the log's lock did not come
                 raise
-            while watch._request() is None:
-                changes.append(next(watch))
-            yield [(key_bytes(change.key), change.value, str(change.position)) for change in changes]
 
 
 def _polled(store: Store, prefix: bytes, words: str, *, is_all: bool, interval: float, end: float) -> Found:
@@ -358,7 +354,7 @@ def _polled(store: Store, prefix: bytes, words: str, *, is_all: bool, interval: 
     while True:
         found = _read_all(store, prefix)
         changed = {key for key, value in found.items() if known.get(key) != value}
-        yield [(key, found.get(key), None) for key in sorted(changed | (known.keys() - found.keys()))]
+        yield from ((key, found.get(key), None) for key in sorted(changed | (known.keys() - found.keys())))
         known = found
         left = end - system.time.monotonic()
         if left <= 0:

@@ -32,7 +32,7 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
-from fscoord._waiting.changes import CHANGE_OF, Changes, Position, compacted, foreign
+from fscoord._waiting.changes import CHANGE_OF, Position, Watch, compacted, refuse_later
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import (
     CHANGES,
@@ -52,8 +52,8 @@ from fscoord.errors import QueueEmptyError, StoreClosedError
 from fscoord.store import Capabilities, Store, kept, shown_handle
 
 _Waiters = dict[bytes, list[Waker]]
-_History = deque[tuple[int, bytes, bytes | None]]
-"""(number of the change, key, new value); None as the value is a deletion."""
+_History = deque[tuple[Position, bytes, bytes | None]]
+"""(position, key, new value) of the newest changes; None as the value is a deletion."""
 
 HISTORY: Final = 4096
 """How many changes a store keeps for its watches, from the first watch on."""
@@ -103,13 +103,13 @@ class _Shared:
     def note(self, history: _History, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
         for prefix in list(self.watchers):
             notify(self.watchers, prefix)
-        first = self.changes + 1
-        history.extend([(first + turn, *pair) for turn, pair in enumerate(pairs)])
+        first = self.newest.offset + 1
+        history.extend([(Position(0, number), *pair) for number, pair in enumerate(pairs, first)])
 
     @property
-    def changes(self) -> int:
-        """How many changes were made since the first watch began."""
-        return self.history[-1][0] if self.history else 0
+    def newest(self) -> Position:
+        """The position of the last change since the first watch began."""
+        return self.history[-1][0] if self.history else Position(0, 0)
 
     def push(self, key: bytes, value: bytes) -> None:
         notify(self.readers, key)
@@ -328,15 +328,12 @@ class HashStore(Store):
     def _wait(self, request: WaitRequest) -> Any:
         return block_on(self._new_wait(request, THREAD_BACKEND))
 
-    def _changes(self, prefix: bytes, after: Position | None) -> Changes:
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> Watch:
         with self._shared.lock:
             self._check_open()
             if self._shared.history is None:
                 self._shared.history = deque(maxlen=HISTORY)
-            now = Position(0, self._shared.changes)
-        if after is not None and after > now:
-            raise foreign(self, after, now)
-        return _Changes(self, prefix, now if after is None else after)
+            return _Watch(self, prefix, refuse_later(self, after, self._shared.newest), limit)
 
     def _notifier_for(self, backend: WaitBackend) -> WaitBackend:
         return backend
@@ -361,10 +358,10 @@ class _Wait:
         self._keys = request.keys
         self._kind = request.kind
         self._timeout = request.timeout
-        self._changes: _Changes | None = request.changes
         self._what = "a value in queue" if request.kind == ITEM else "key"
-        if self._changes is not None:
-            self._keys, self._what = [self._changes.prefix], CHANGE_OF
+        self._watch: _Watch | None = request.watch
+        if self._watch is not None:
+            self._keys, self._what = [self._watch._prefix], CHANGE_OF
         self._missing: list[bytes] = []
         self._slow_logger = request.slow_logger or SlowWaitLogger(__name__, self._describe)
         self._started = system.time.monotonic()
@@ -375,8 +372,8 @@ class _Wait:
         """Return the answer to the request, or None if the wait must continue. The caller must hold the lock."""
         if self._kind == ITEM:
             return self._shared.pop(self._keys[0])
-        if self._changes is not None:
-            return self._changes.find(self._shared) or None
+        if self._watch is not None:
+            return self._watch.find(self._shared) or None
         if self._kind == VALUES:
             return self._shared.values_of(self._keys)
         # The answer lists no dead sessions, because this store has no sessions.
@@ -448,29 +445,27 @@ class _Wait:
         return f"{called(self._what, self._missing)} in this process"
 
 
-class _Changes(Changes):
-    """The changes of a `HashStore`. The position counts the changes."""
+class _Watch(Watch):
+    """A watch of `store`. The ``offset`` of a position is the number of the change."""
 
-    def __init__(self, store: HashStore, prefix: bytes, position: Position) -> None:
-        super().__init__(prefix, position)
+    def __init__(self, store: HashStore, prefix: bytes, position: Position, limit: float) -> None:
+        super().__init__(prefix, position, limit)
         self._store = store
-        with store._shared.lock:
-            self.find(store._shared)
 
     def find(self, shared: _Shared) -> bool:
         """Find the new changes, and return whether a change is pending. The caller must hold the lock of `shared`."""
-        history, newest = shared.history or (), shared.changes
-        new = newest - self.found.offset
+        history, newest = shared.history or (), shared.newest
+        new = newest.offset - self._found.offset
         if new > len(history):
-            raise compacted(self._store, self.found, Position(0, newest))
-        for number, key, value in islice(history, len(history) - new, None):
-            self.add(key, value, Position(0, number))
-        if not self.pending:
-            self.position = Position(0, newest)
-        return bool(self.pending)
+            raise compacted(self._store, self._found, newest)
+        for position, key, value in islice(history, len(history) - new, None):
+            self._add(key, value, position)
+        self._position = self._position if self._pending else newest
+        return bool(self._pending)
 
-    def wait(self, limit: float) -> bool:
-        return bool(self._store._wait(self.request(limit)))
+    def _wait(self, limit: float) -> bool:
+        request = self._request()
+        return request is None or bool(self._store._wait(request._replace(timeout=limit)))
 
 
 def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:

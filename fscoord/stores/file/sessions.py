@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from fscoord._arguments import Key, Timeout, check_int64, key_text, keys_bytes, to_seconds
 from fscoord._log.files.opening import LogOptions
-from fscoord._log.files.spill import ENDS
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Decide, Log
@@ -29,7 +28,7 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.arrival import Arrival
 from fscoord.stores.file.arrival_slots import ArrivalSlots
-from fscoord.stores.file.changes import FileChanges
+from fscoord.stores.file.changes import FileWatch
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Operation
 from fscoord.stores.file.replay import KeyValueState
@@ -224,20 +223,13 @@ class Sessions(Store):
 
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> FileWait[Any]:
         if request.kind == CHANGES:
-            wait: FileWait[bool] = request.changes.new_wait(notifier.backend, request.timeout)
+            wait: FileWait[bool] = request.watch.new_wait(notifier.backend, request.timeout)
             return wait
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
-    def _changes(self, prefix: bytes, after: Position | None) -> FileChanges:
-        options = self._wanted._replace(read_only=True, world_size=0, spill_bytes=ENDS)
-        changes = FileChanges(self.path, prefix, after, options, self._timeout, self._new_notifier)
-        try:
-            self._log.refresh(self._timeout)  # raises if this handle is closed, or if a later run has begun
-        except BaseException:
-            changes.close()
-            raise
-        return changes
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> FileWatch:
+        return FileWatch(self, prefix, after, limit)
 
     @property
     def _has_participants(self) -> bool:  # type: ignore[override]
