@@ -22,6 +22,7 @@ WORDS = {
     "lists_any_key": "lists keys that are not UTF-8",
     "deletes_at_once": "a key's value and queue vanish in one step",
     "changes_conditionally": "changes a key on a condition: `create`, `pop`, `delete_key(expected=)`",
+    "reports_changes": "reports changes: `watch`",
     "value_max": "the longest value",
 }
 
