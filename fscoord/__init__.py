@@ -27,11 +27,13 @@ Shell: fscoord --help. A job hangs: fscoord ps PATH.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from fscoord._waiting.changes import Change, Position, Watch
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (
     AcquireCancelledError,
     BarrierError,
     BrokenBarrierError,
+    CompactedError,
     CorruptLogError,
     FscoordError,
     InsecurePathError,
@@ -87,13 +89,16 @@ if not _TYPE_CHECKING:  # a type checker would accept any name
 __all__ = [
     # stores
     "Capabilities",
+    "Change",
     "EtcdStore",
     "FileStore",
     "HashStore",
     "Member",
+    "Position",
     "PrefixStore",
     "Store",
     "TCPStore",
+    "Watch",
     "open_store",
     # collectives
     "barrier",
@@ -106,6 +111,7 @@ __all__ = [
     "AcquireCancelledError",
     "BarrierError",
     "BrokenBarrierError",
+    "CompactedError",
     "CorruptLogError",
     "FscoordError",
     "InsecurePathError",

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = [
     "BarrierError",
     "BrokenBarrierError",
+    "CompactedError",
     "CorruptLogError",
     "FscoordError",
     "InsecurePathError",
@@ -203,6 +204,18 @@ class CorruptLogError(StoreError):
         super().__init__(message, path=path)
         self.offset = offset
         self.reason = reason
+
+
+class CompactedError(StoreError):
+    """The store does not have all changes after a position any more, because a compaction has removed them.
+
+    Attributes:
+        position: a position after which the store has all changes. Read the keys, and then watch after this position.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, position: Any = None) -> None:
+        super().__init__(message, path=path)
+        self.position = position
 
 
 class QueueEmptyError(StoreError):

@@ -45,8 +45,10 @@ from fscoord._arguments import (
 )
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import ShownWait
+from fscoord._waiting.changes import Position, Watch
 from fscoord._waiting.rounds import is_last
 from fscoord._waiting.wait import (
+    CHANGES,
     ITEM,
     KEYS,
     VALUES,
@@ -67,9 +69,6 @@ S = TypeVar("S", bound="Store")
 T = TypeVar("T")
 
 NOTHING: Final[MappingProxyType[Any, Any]] = MappingProxyType({})
-
-POLL_INTERVAL_S: Final = 0.1
-"""The interval, in seconds, at which waits poll a store that can't report changes."""
 
 DEATH_POLL_S: Final = 0.02
 """The interval in seconds at which a wait checks for dead sessions, on a store that can't report deaths."""
@@ -98,6 +97,7 @@ class Capabilities(NamedTuple):
         changes_conditionally: `Store.create`, `Store.pop` and `Store.delete_key` with ``expected`` work, each in one
             step. If False, these operations raise `StoreError`.
         transacts: `Store.transact` works. If False, it raises `StoreError`.
+        reports_changes: `Store.watch` works. If False, it raises `StoreError`.
         value_max: the longest value, in bytes. This number may also limit the size of one `Store.multi_set`.
     """
 
@@ -112,6 +112,7 @@ class Capabilities(NamedTuple):
     deletes_at_once: bool = True
     changes_conditionally: bool = False
     transacts: bool = False
+    reports_changes: bool = False
     value_max: int = VALUE_MAX
 
 
@@ -363,6 +364,33 @@ class Store(ABC):
     def queue_len(self, key: Key) -> int:
         """Return the number of values in the queue `key`."""
 
+    def watch(
+        self, prefix: Key = "", *, after: Position | str | None = None, timeout: Timeout | None = math.inf
+    ) -> Watch:
+        """Return an iterator over the changes of the values of all keys that begin with `prefix`.
+
+        The iterator yields each change once, in the order in which all processes see the changes. It misses none that
+        comes between two reads. A `multi_set` yields a change for each key. Queues are not watched. The watch keeps the
+        changes that the program has not taken, and on a `FileStore` also the values of the watched keys, in memory.
+
+        Args:
+            prefix: the beginning of the keys.
+            after: begin with the first change after this position: the `Change.position` of a change, or its text.
+                None: begin now. A change that takes effect after the call has returned is never missed, and a change
+                that took effect before the call is not yielded.
+            timeout: how long to wait for each change, in seconds or as a `timedelta`; by default without limit. None
+                means the store's timeout.
+
+        Raises:
+            CompactedError: a compaction has removed changes after `after`, or that the iterator has not read yet. The
+                iterator raises it, too. Its ``position`` is one after which a watch can begin.
+            StoreError: the store lacks the capability ``reports_changes``, or has never had the position `after`.
+            StoreTimeoutError: no change came within `timeout` (from the iterator).
+        """
+        place = Position.parse(after) if isinstance(after, str) else after
+        limit = self._seconds(timeout)
+        return self._watch(key_bytes(prefix), place, limit)
+
     @abstractmethod
     def clone(self: S) -> S:
         """Return a new, independent handle on the same store, with the timeout of this handle."""
@@ -529,6 +557,8 @@ class Store(ABC):
                 slow_logger.warn_if_due()
 
     def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
+        if request.kind == CHANGES:
+            return request.watch._wait(timeout)
         if request.kind != KEYS:
             with self.clone() as handle:  # the timeout of this handle holds for all its threads
                 handle.set_timeout(timeout)
@@ -631,21 +661,15 @@ class Store(ABC):
         """Return the `Wait` for `request`, or None if the caller must use `_arrival_steps`."""
         return None
 
-    def _wait_for_change(self, known: object, timeout: float) -> object:
-        """Wait until the store may have changed since the previous call.
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> Watch:  # noqa: ARG002 - see there
+        """Implement `watch`. `limit` is the timeout in seconds.
 
-        The default is for a store that can't report changes: it sleeps for `POLL_INTERVAL_S` seconds.
-
-        Args:
-            known: the result of the previous call. None: this is the first call, which returns at once.
-            timeout: the longest wait, in seconds.
-
-        Returns:
-            The value to pass as `known` to the next call.
+        A task waits for a change with a `WaitRequest` of the kind `CHANGES`.
         """
-        if known is not None:
-            system.time.sleep(min(POLL_INTERVAL_S, timeout))
-        return True
+        raise StoreError(
+            f"{type(self).__name__} can't report changes (capabilities.reports_changes). Use a FileStore, HashStore or"
+            " EtcdStore"
+        )
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         """Set `key` to `value`, or append `value` to it, with a timeout of `limit` seconds.
@@ -900,6 +924,7 @@ class StoreView(Store):
     _session_states = forwarded(Store._session_states)
     _stopped_sessions = forwarded(Store._stopped_sessions)
     _observe = forwarded(Store._observe)
+    _watch = forwarded(Store._watch)
 
     def _closer_look(self) -> str:
         return self._inner._closer_look()

@@ -28,6 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 KEYS: Final = "keys"
 VALUES: Final = "values"
 ITEM: Final = "item"
+CHANGES: Final = "changes"
 
 
 class NeededRanks:
@@ -62,18 +63,19 @@ class WaitRequest(NamedTuple):
 
     Attributes:
         kind: the condition that ends the wait. `KEYS`: each key has a value or a non-empty queue. `VALUES`: each key
-            has a value. `ITEM`: a queue has a value.
+            has a value. `ITEM`: a queue has a value. `CHANGES`: a watch has found a change.
         keys: the keys, as returned by `key_bytes`. The wait ends when all keys fulfil the condition. For `ITEM`: the
-            name of the queue.
+            name of the queue. For `CHANGES`: no keys.
         timeout: the longest wait, in seconds.
         ranks: for `KEYS`: the wait also ends when one of these ranks is known dead. With `NeededRanks` it also ends
             when no rank is needed any more.
         sessions: for `KEYS`: the wait also ends when one of these sessions is known dead.
         slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
+        watch: for `CHANGES`: the `~fscoord.Watch`.
 
     The answer for `KEYS` is the list of the dead ranks or sessions. This list is empty if all keys are present, or if
     no rank is needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value
-    that was removed from the queue.
+    that was removed from the queue. The answer for `CHANGES` is True.
     """
 
     kind: str
@@ -82,6 +84,7 @@ class WaitRequest(NamedTuple):
     ranks: list[int] | NeededRanks | None = None
     sessions: list[int] | None = None
     slow_logger: SlowWaitLogger | None = None
+    watch: Any = None
 
 
 class ArrivalRequest(NamedTuple):

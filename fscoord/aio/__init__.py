@@ -4,6 +4,7 @@ from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchro
 from fscoord.aio.recipes import (
     DoubleBarrier,
     Election,
+    Ephemeral,
     Fenced,
     Hold,
     Item,
@@ -20,13 +21,15 @@ from fscoord.aio.recipes import (
     force_release,
     once,
 )
-from fscoord.aio.store import AsyncStore, open_store
+from fscoord.aio.store import AsyncStore, AsyncWatch, open_store
 from fscoord.aio.visibility import wait_visible
 
 __all__ = [
     "AsyncStore",
+    "AsyncWatch",
     "DoubleBarrier",
     "Election",
+    "Ephemeral",
     "Fenced",
     "Hold",
     "Item",

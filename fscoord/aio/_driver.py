@@ -17,8 +17,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
 from fscoord._arguments import key_names, keys_bytes, missing_error, missing_message
 from fscoord._runtime import system
+from fscoord._waiting.changes import CHANGE_OF
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import ITEM, KEYS, VALUES, ArrivalRequest, Request, WaitRequest, WaitSteps
+from fscoord._waiting.wait import CHANGES, ITEM, KEYS, VALUES, ArrivalRequest, Request, WaitRequest, WaitSteps
 from fscoord.aio._asyncio_backend import AsyncioBackend
 from fscoord.aio._executor import CALL_WAS_MADE, CallExecutor
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
@@ -42,7 +43,7 @@ SLICE_S: Final = 0.2
 PAUSE_S: Final = 0.02
 """How many seconds `SlicedWaits` pauses after a call that found the keys, but no answer; see `SlicedWaits._look`."""
 
-WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
+WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue", CHANGES: CHANGE_OF}
 
 
 class StoreDriver:
@@ -168,7 +169,7 @@ class SlicedWaits:
             has a queue instead of a value, or another consumer has taken the item.
         """
         slow_logger.warn_if_due()  # in this thread and not in the loop, because the text may need a call on the store
-        if request.kind == KEYS:
+        if request.kind in (KEYS, CHANGES):
             return wait_on(self._store, request)
         found = self._read_now(request)
         if found is None:

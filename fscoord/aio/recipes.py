@@ -165,6 +165,22 @@ class RankZeroFirst(ForTasks):
     __aexit__ = for_tasks(recipes.RankZeroFirst.__exit__)
 
 
+class Ephemeral(ForTasks):
+    """A key that vanishes with the process that has created it.
+
+    A task that is cancelled while it creates the key has not created it. A cancelled `delete` is completed.
+    """
+
+    @made_of(recipes.Ephemeral)
+    def __init__(self) -> None: ...
+
+    create = for_tasks(recipes.Ephemeral.create)
+    get = for_tasks(recipes.Ephemeral.get)
+    delete = for_tasks(recipes.Ephemeral.delete)
+    __aenter__ = for_tasks(recipes.Ephemeral.__enter__, itself)
+    __aexit__ = for_tasks(recipes.Ephemeral.__exit__)
+
+
 class Membership(Named):
     """A group that tasks and processes join and leave.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Iterable
+import math
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from datetime import timedelta
 from functools import partial
 from types import EllipsisType
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._runtime import system
+from fscoord._waiting.changes import Change, Position, Watch
 from fscoord._waiting.wait import ITEM, KEYS, VALUES, WaitRequest
 from fscoord.aio._docstrings import explained_by
 from fscoord.aio._driver import StoreDriver, for_tasks
@@ -19,6 +21,53 @@ from fscoord.stores.url import open_store as open_sync_store
 
 A = TypeVar("A", bound="AsyncStore")
 D = TypeVar("D")
+
+
+class AsyncWatch:
+    """An asynchronous iterator over the changes of a store's keys; see `~fscoord.Store.watch`.
+
+    The watch begins with its first step, or at the beginning of an ``async with`` statement. Only one task at a time
+    may use it. A cancelled task loses no change: the next step returns it. `aclose`, or the end of the ``async with``,
+    ends the watch.
+    """
+
+    def __init__(self, driver: StoreDriver, begin: Callable[[], Watch]) -> None:
+        self._driver = driver
+        self._begin = begin
+        self._watch: Watch | None = None
+
+    @property
+    def position(self) -> Position | None:
+        """The position up to which all changes were returned; None before the watch has begun."""
+        return None if self._watch is None else self._watch.position
+
+    def __aiter__(self) -> AsyncWatch:
+        return self
+
+    async def __anext__(self) -> Change:
+        watch = await self._begun()
+        request = watch._request()
+        if request is not None:
+            await self._driver.wait(request)
+        for change in watch:
+            return change
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the watch. Closing it again does nothing."""
+        await self._driver.run((await self._begun()).close)
+
+    async def __aenter__(self) -> AsyncWatch:
+        await self._begun()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _begun(self) -> Watch:
+        if self._watch is None:
+            self._watch = await self._driver.run(self._begin, Watch.close)
+        return self._watch
 
 
 class AsyncStore:
@@ -135,6 +184,13 @@ class AsyncStore:
             return cast(bytes, await self._driver.wait(WaitRequest(ITEM, [name], limit)))
         give_back = partial(self._store.queue_push, name)
         return await self._driver.run(partial(self._store.queue_pop, name, block=False), give_back)
+
+    @explained_by(Store.watch)
+    def watch(
+        self, prefix: Key = "", *, after: Position | str | None = None, timeout: Timeout | None = math.inf
+    ) -> AsyncWatch:
+        """Return an asynchronous iterator over the changes of the values of all keys that begin with `prefix`."""
+        return AsyncWatch(self._driver, partial(self._store.watch, prefix, after=after, timeout=timeout))
 
     @explained_by(Store.barrier)
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:

@@ -53,6 +53,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.StoreGoneError, UNAVAILABLE),
     (errors.StoreClosedError, UNAVAILABLE),
     (errors.StaleRunError, UNAVAILABLE),
+    (errors.CompactedError, UNAVAILABLE),
     (errors.UnsupportedFilesystemError, UNAVAILABLE),
     (errors.BrokenBarrierError, UNAVAILABLE),
     (errors.BarrierError, USAGE),

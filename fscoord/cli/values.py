@@ -272,16 +272,24 @@ Values = dict[bytes, bytes]
 @click.argument("prefix", type=raw, default="", shell_complete=complete_key)
 @click.option("-a", "--all", "is_all", is_flag=True, help="First print the present keys and values.")
 @number_option("--count", help="End after this many changes. [default: no limit]")
-@seconds_option("--interval", default="0.1", help="The least time between two reads.")
+@click.option("--after", metavar="POSITION", help="Begin after the change with this position, from --json.")
+@seconds_option("--interval", default="0.1", help="The least time between two reads of a TCPStore.")
 @json_option("Print each change as one line of JSON.")
 @with_store_to_watch
-def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
+def watch(
+    store: Store, prefix: bytes, is_all: bool, count: int | None, after: str | None, interval: float, as_json: bool
+) -> None:
     """Print each change of the keys that begin with PREFIX.
 
     Each change is printed as it happens, as a line: "set KEY VALUE", where a long value is cut short, or "delete KEY".
-    A file store is read when it has changed, and any other store a few times in a second. If a key changes several
-    times between two reads, only the last change is printed. Queues are not shown. Each read fetches all of these
-    keys with their values, so use this verb for small values.
+    Every change is printed once, in order. Queues are not shown.
+
+    With --json each line has the position of its change. With --after the verb prints the changes after a position.
+    If the store does not have them any more, because it was compacted, the verb fails with exit code 69, and the error
+    names a position after which it can begin.
+
+    A TCPStore does not report changes. The verb reads its keys a few times in a second, prints only the last of several
+    changes of a key, and prints no positions.
 
     With --timeout the verb ends after that time, with exit code 0, or with 75 if there were fewer changes than --count.
     On a terminal the verb first prints what it waits for.
@@ -291,6 +299,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
       fscoord watch progress/
       fscoord watch --all --json result/ | jq -r .value
       fscoord watch --count 1 --timeout 60 config   # wait for the next change
+      fscoord watch --json --after "$position"      # go on after the last change that was handled
     """
     limit = given_timeout(click.get_current_context())
     end = system.time.monotonic() + (math.inf if limit is None else limit)
@@ -298,13 +307,16 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     left = math.inf if count is None else count
     wanted = "changes" if count is None else counted(count, "change")
     words = f"watching for {wanted} of keys that begin with {key_text(prefix)!r}, {limit_text(limit)}"
-    for changes in _changes(store, prefix, words, is_all=is_all, interval=interval, end=end):
-        for key, value in changes:
-            _print_change(key, value, as_json=as_json)
-            left -= 1
-            if left == 0:
-                return
+    if store.capabilities.reports_changes or after is not None:
+        found = _reported(store, prefix, words, after=after, is_all=is_all, end=end)
+    else:
+        found = _polled(store, prefix, words, is_all=is_all, interval=interval, end=end)
+    for key, value, position in found:
+        _print_change(key, value, position, as_json=as_json)
         flush()  # before the next look, which may be the last before a Ctrl-C
+        left -= 1
+        if left == 0:
+            return
     if count is not None:
         raise StoreTimeoutError(
             f"only {count - left} of {wanted} came within {limit:g} s, of keys that begin with {key_text(prefix)!r}",
@@ -313,26 +325,41 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
         )
 
 
-def _changes(
-    store: Store, prefix: bytes, words: str, *, is_all: bool, interval: float, end: float
-) -> Iterator[list[tuple[bytes, bytes | None]]]:
-    """Yield the changes between two reads: sorted keys with their values, None for a key that was deleted.
+Found = Iterator[tuple[bytes, bytes | None, str | None]]
+"""Yields changes: (key, value, position). The value is None if the key was deleted. The position is None on a store
+that does not report changes."""
 
-    Print `words` after the first read. From then on no change is missed.
-    """
-    heard = store._wait_for_change(None, READ_S)
+
+def _reported(store: Store, prefix: bytes, words: str, *, after: str | None, is_all: bool, end: float) -> Found:
+    """Yield the changes that `store` reports. Print `words` when the watch has begun."""
+    with store.watch(prefix, after=after) as watch:
+        present = sorted(_read_all(store, prefix).items()) if is_all else []
+        start = str(watch.position)
+        tell(log, words)
+        yield from ((key, value, start) for key, value in present)
+        try:
+            while True:
+                watch._limit = max(end - system.time.monotonic(), 0.0)
+                change = next(watch)
+                yield key_bytes(change.key), change.value, str(change.position)
+        except StoreTimeoutError as error:
+            if not error.keys:  # the log's lock did not come
+                raise
+
+
+def _polled(store: Store, prefix: bytes, words: str, *, is_all: bool, interval: float, end: float) -> Found:
+    """Yield the changes between two reads of a store that does not report changes. Print `words` after the first."""
     known: Values = {} if is_all else _read_all(store, prefix)
     tell(log, words)
     while True:
         found = _read_all(store, prefix)
         changed = {key for key, value in found.items() if known.get(key) != value}
-        yield [(key, found.get(key)) for key in sorted(changed | (known.keys() - found.keys()))]
+        yield from ((key, found.get(key), None) for key in sorted(changed | (known.keys() - found.keys())))
         known = found
         left = end - system.time.monotonic()
         if left <= 0:
             return
         system.time.sleep(min(interval, left))
-        heard = store._wait_for_change(heard, max(end - system.time.monotonic(), 0.0))
 
 
 def _read_all(store: Store, prefix: bytes) -> Values:
@@ -351,10 +378,11 @@ def _read_all(store: Store, prefix: bytes) -> Values:
             )
 
 
-def _print_change(key: bytes, value: bytes | None, *, as_json: bool) -> None:
+def _print_change(key: bytes, value: bytes | None, position: str | None, *, as_json: bool) -> None:
     if as_json:
         change = {"change": "delete" if value is None else "set", "key": key}
-        write_json(change if value is None else {**change, "value": value})
+        change |= {} if value is None else {"value": value}
+        write_json(change if position is None else {**change, "position": position})
     elif value is None:
         write(f"delete {printable(key)}\n".encode())
     else:

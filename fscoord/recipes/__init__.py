@@ -10,6 +10,7 @@ from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import Item, QueuedItem
 from fscoord.recipes._line import force_release
 from fscoord.recipes.election import Election, Leader
+from fscoord.recipes.ephemeral import Ephemeral
 from fscoord.recipes.first import RankZeroFirst
 from fscoord.recipes.latch import DoubleBarrier, Latch
 from fscoord.recipes.lock import Fenced, Lock, ReadWriteLock, RLock, Semaphore
@@ -22,6 +23,7 @@ __all__ = [
     "Contender",
     "DoubleBarrier",
     "Election",
+    "Ephemeral",
     "Fenced",
     "Item",
     "Latch",

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from itertools import islice
+from typing import Any, Final, cast
 from weakref import WeakValueDictionary
 
 from fscoord._arguments import (
@@ -31,8 +32,10 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
+from fscoord._waiting.changes import CHANGE_OF, Position, Watch, compacted, refuse_later
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import (
+    CHANGES,
     ITEM,
     KEYS,
     NOT_YET,
@@ -49,6 +52,11 @@ from fscoord.errors import QueueEmptyError, StoreClosedError
 from fscoord.store import Capabilities, Store, kept, shown_handle
 
 _Waiters = dict[bytes, list[Waker]]
+_History = deque[tuple[Position, bytes, bytes | None]]
+"""(position, key, new value) of the newest changes; None as the value is a deletion."""
+
+HISTORY: Final = 4096
+"""How many changes a store keeps for its watches, from the first watch on."""
 
 
 class _Shared:
@@ -57,6 +65,7 @@ class _Shared:
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.queues: dict[bytes, deque[bytes]] = {}
+        self.history: _History | None = None  # None until the first watch
         self.begin()
         _all_shared.add(self)
 
@@ -66,6 +75,7 @@ class _Shared:
         self._lock = system.mutex()
         self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them
         self.poppers: _Waiters = {}  # waiters that take a value from a queue: each value wakes one of them
+        self.watchers: _Waiters = {}  # watches, by their prefix: each change wakes all of them
 
     @property
     def lock(self) -> Any:
@@ -80,6 +90,9 @@ class _Shared:
     def put(self, pairs: list[tuple[bytes, bytes]], deleted: Sequence[bytes] = ()) -> None:
         for key, _ in pairs:
             notify(self.readers, key)
+        if self.history is not None:
+            removed = [(key, None) for key in deleted if key in self.values]
+            self.note(self.history, [*pairs, *removed])
         if not deleted:
             self.values.update(pairs)
             return
@@ -88,6 +101,23 @@ class _Shared:
             values.pop(key, None)
             queues.pop(key, None)
         self.__dict__.update(values=values, queues=queues)  # one step, as above
+
+    def remove(self, key: bytes) -> tuple[bytes | None, bool]:
+        """Remove the value and the queue of `key`. Return the value, and whether there was a queue."""
+        if self.history is not None and key in self.values:
+            self.note(self.history, [(key, None)])
+        return self.values.pop(key, None), bool(self.queues.pop(key, None))
+
+    def note(self, history: _History, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
+        for prefix in list(self.watchers):
+            notify(self.watchers, prefix)
+        first = self.newest.offset + 1
+        history.extend([(Position(0, number), *pair) for number, pair in enumerate(pairs, first)])
+
+    @property
+    def newest(self) -> Position:
+        """The position of the last change since the first watch began."""
+        return self.history[-1][0] if self.history else Position(0, 0)
 
     def push(self, key: bytes, value: bytes) -> None:
         notify(self.readers, key)
@@ -141,7 +171,9 @@ class HashStore(Store):
         timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
-    capabilities: Capabilities = Capabilities(knows_write_outcome=True, changes_conditionally=True, transacts=True)
+    capabilities: Capabilities = Capabilities(
+        knows_write_outcome=True, changes_conditionally=True, transacts=True, reports_changes=True
+    )
     _typical_call_s = 0.0
     _name = ""
 
@@ -221,10 +253,7 @@ class HashStore(Store):
         name = key_bytes(key)
         with self._shared.lock:
             self._check_open()
-            value = self._shared.values.pop(name, None)
-            if value is not None:
-                self._shared.queues.pop(name, None)
-            return value
+            return self._shared.remove(name)[0] if name in self._shared.values else None
 
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         name, wanted = key_bytes(key), None if expected is None else value_bytes(expected)
@@ -232,9 +261,8 @@ class HashStore(Store):
             self._check_open()
             if wanted is not None and self._shared.values.get(name) != wanted:
                 return False
-            had_value = self._shared.values.pop(name, None) is not None
-            had_queue = bool(self._shared.queues.pop(name, None))
-            return had_value or had_queue
+            value, had_queue = self._shared.remove(name)
+            return value is not None or had_queue
 
     def num_keys(self) -> int:
         with self._shared.lock:
@@ -303,7 +331,7 @@ class HashStore(Store):
         """Close this handle. Its waits in other threads raise `~fscoord.StoreClosedError`. Other handles stay open."""
         with self._shared.lock:
             self._closed = True
-            for waiters in (self._shared.readers, self._shared.poppers):
+            for waiters in (self._shared.readers, self._shared.poppers, self._shared.watchers):
                 for name in list(waiters):
                     notify(waiters, name)
             self._shared = _Shared()  # a closed handle must not keep the data
@@ -314,6 +342,13 @@ class HashStore(Store):
 
     def _wait(self, request: WaitRequest) -> Any:
         return block_on(self._new_wait(request, THREAD_BACKEND))
+
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> Watch:
+        with self._shared.lock:
+            self._check_open()
+            if self._shared.history is None:
+                self._shared.history = deque(maxlen=HISTORY)
+            return _Watch(self, prefix, refuse_later(self, after, self._shared.newest), limit)
 
     def _notifier_for(self, backend: WaitBackend) -> WaitBackend:
         return backend
@@ -339,6 +374,9 @@ class _Wait:
         self._kind = request.kind
         self._timeout = request.timeout
         self._what = "a value in queue" if request.kind == ITEM else "key"
+        self._watch: _Watch | None = request.watch
+        if self._watch is not None:
+            self._keys, self._what = [self._watch._prefix], CHANGE_OF
         self._missing: list[bytes] = []
         self._slow_logger = request.slow_logger or SlowWaitLogger(__name__, self._describe)
         self._started = system.time.monotonic()
@@ -349,6 +387,8 @@ class _Wait:
         """Return the answer to the request, or None if the wait must continue. The caller must hold the lock."""
         if self._kind == ITEM:
             return self._shared.pop(self._keys[0])
+        if self._watch is not None:
+            return self._watch.find(self._shared) or None
         if self._kind == VALUES:
             return self._shared.values_of(self._keys)
         # The answer lists no dead sessions, because this store has no sessions.
@@ -395,6 +435,8 @@ class _Wait:
 
     @property
     def _waiters(self) -> _Waiters:
+        if self._kind == CHANGES:
+            return self._shared.watchers
         return self._shared.poppers if self._kind == ITEM else self._shared.readers
 
     def _disarm(self) -> None:
@@ -412,10 +454,33 @@ class _Wait:
         keys, shared = dict.fromkeys(self._keys), self._shared
         if self._kind == KEYS:
             return [name for name in keys if shared.first_missing([name]) is not None]
-        return [name for name in keys if self._kind == ITEM or name not in shared.values]
+        return [name for name in keys if self._kind in (CHANGES, ITEM) or name not in shared.values]
 
     def _describe(self) -> str:
         return f"{called(self._what, self._missing)} in this process"
+
+
+class _Watch(Watch):
+    """A watch of `store`. The ``offset`` of a position is the number of the change."""
+
+    def __init__(self, store: HashStore, prefix: bytes, position: Position, limit: float) -> None:
+        super().__init__(prefix, position, limit)
+        self._store = store
+
+    def find(self, shared: _Shared) -> bool:
+        """Find the new changes, and return whether a change is pending. The caller must hold the lock of `shared`."""
+        history, newest = shared.history or (), shared.newest
+        new = newest.offset - self._found.offset
+        if new > len(history):
+            raise compacted(self._store, self._found, newest)
+        for position, key, value in islice(history, len(history) - new, None):
+            self._add(key, value, position)
+        self._position = self._position if self._pending else newest
+        return bool(self._pending)
+
+    def _wait(self, limit: float) -> bool:
+        request = self._request()
+        return request is None or bool(self._store._wait(request._replace(timeout=limit)))
 
 
 def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:

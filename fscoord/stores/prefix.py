@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
+from fscoord._waiting.changes import Position, Watch
 from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store, StoreView, forwarded, on_key, shown_handle, wait_on
@@ -79,8 +80,12 @@ class PrefixStore(StoreView):
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_alive(self._full_all(keys), self._full_ranks(ranks), timeout)
 
-    _wait_for_change = forwarded(Store._wait_for_change)
     _notifier_for = forwarded(Store._notifier_for)
+
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> Watch:
+        watch = self._open()._watch(self._prefix + prefix, after, limit)
+        watch._cut += len(key_text(self._prefix))
+        return watch
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return super()._trace_place(self._full(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 from fscoord import FileStore
 
@@ -16,11 +17,55 @@ def test_watch_prints_the_present_values_if_asked(fscoord):
     assert fscoord("watch", "--timeout", "0", "p/") == (0, b"", "")
     assert fscoord("watch", "--all", "--timeout", "0", "p/") == (0, b"set p/a \\xff\nset p/b 2\\n\n", "")
     lines = fscoord("watch", "--all", "--json", "--timeout", "0").out.splitlines()
-    assert [json.loads(line) for line in lines] == [
+    found = [json.loads(line) for line in lines]
+    assert len({change.pop("position") for change in found}) == 1
+    assert found == [
         {"change": "set", "key": "p/a", "value_base64": "/w=="},
         {"change": "set", "key": "p/b", "value": "2\n"},
         {"change": "set", "key": "q", "value": "other"},
     ]
+
+
+def test_watch_goes_on_after_a_position_and_prints_each_change_of_a_key(fscoord):
+    fscoord("set", "k", "0")
+    start = json.loads(fscoord("watch", "--all", "--json", "--timeout", "0").out)["position"]
+    for value in "123":
+        fscoord("set", "k", value)
+    fscoord("delete", "k")
+    told = b"set k 1\nset k 2\nset k 3\ndelete k\n"
+    assert fscoord("watch", "--after", start, "--timeout", "0") == (0, told, "")
+    second = fscoord("watch", "--after", start, "--json", "--count", "2").out.splitlines()[1]
+    place = json.loads(second)["position"]
+    assert fscoord("watch", "--after", place, "--timeout", "0").out == b"set k 3\ndelete k\n"
+
+
+def test_watch_after_a_compacted_position_says_where_it_can_begin(fscoord):
+    fscoord("set", "k", "0")
+    start = json.loads(fscoord("watch", "--all", "--json", "--timeout", "0").out)["position"]
+    fscoord("compact")
+    assert fscoord("watch", "--after", start, "--timeout", "0") == (0, b"", ""), "the first file is still there"
+    fscoord("compact")
+    done = fscoord("watch", "--after", start, "--timeout", "0")
+    assert (done.code, done.out) == (69, b"")
+    assert "removed by a compaction" in done.err
+    assert fscoord("watch", "--after", done.err.split()[-1], "--timeout", "0") == (0, b"", "")
+
+
+def test_watch_refuses_what_is_not_a_position(fscoord):
+    fscoord("set", "k", "0")
+    assert fscoord("watch", "--after", "then").code == 64
+    assert fscoord("watch", "--after", "99.1").code == 74
+
+
+def test_ctrl_c_ends_a_watch_with_its_exit_code(process, line_with, path):
+    with FileStore(path) as store:
+        store.set("k", "1")
+        child = process("watch", "-v", "k")
+        line_with(child, "watching for changes")
+        store.set("k", "2")
+        assert child.stdout.readline() == b"set k 2\n"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(PATIENCE_S) == 130
 
 
 def test_watch_says_on_a_terminal_what_it_waits_for_and_how_long(fscoord):
@@ -80,16 +125,25 @@ def test_key_that_is_deleted_while_it_is_read_is_not_waited_for(fscoord, monkeyp
 
     with FileStore(path) as other:
         monkeypatch.setattr(FileStore, "list_keys", list_and_delete)
-        assert fscoord("watch", "--all", "--timeout", "0") == (0, b"set a 1\n", "")
+        assert fscoord("watch", "--all", "--timeout", "0") == (0, b"set a 1\ndelete b\n", "")
 
 
 def test_store_that_is_not_there_is_not_made(fscoord, path):
     assert fscoord("watch").code == 74
 
 
-def test_watch_reads_nothing_until_a_key_has_changed(fscoord, monkeypatch):
-    looks, list_keys = [], FileStore.list_keys
-    monkeypatch.setattr(FileStore, "list_keys", lambda *about: (looks.append(about), list_keys(*about))[1])
+def test_store_that_reports_no_changes_is_read_again_and_again(fscoord, monkeypatch):
+    lacks = FileStore.capabilities._replace(reports_changes=False)
+    monkeypatch.setattr(FileStore, "capabilities", lacks)
     fscoord("set", "p/a", "1")
-    assert fscoord("watch", "--interval", "0", "--timeout", "0.2", "p/") == (0, b"", "")
-    assert 2 <= len(looks) <= 3  # before, at the beginning, at the end
+    assert fscoord("watch", "--all", "--count", "1", "--interval", "0", "p/") == (0, b"set p/a 1\n", "")
+    sets, list_keys = iter([None, "2", None]), FileStore.list_keys
+
+    def list_after_change(store, prefix=""):
+        if value := next(sets, None):
+            with FileStore(store.path) as other:
+                other.set("p/a", value)
+        return list_keys(store, prefix)
+
+    monkeypatch.setattr(FileStore, "list_keys", list_after_change)
+    assert fscoord("watch", "--json", "--count", "1", "p/").out == b'{"change": "set", "key": "p/a", "value": "2"}\n'

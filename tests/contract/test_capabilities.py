@@ -23,6 +23,7 @@ WORDS = {
     "deletes_at_once": "a key's value and queue vanish in one step",
     "changes_conditionally": "changes a key on a condition: `create`, `pop`, `delete_key(expected=)`",
     "transacts": "changes several keys on conditions, in one step: `transact`",
+    "reports_changes": "reports changes: `watch`",
     "value_max": "the longest value",
 }
 

@@ -125,6 +125,7 @@ RECIPES: dict[str, Recipe] = {
         "a change of the group",
         "a change of the group 'NAME'",
     ),
+    "Ephemeral": Recipe(lambda key: [key.create, key.get, key.delete], (b"data",)),
     "Fenced": Recipe(lambda value: [lambda: value.set(b"data", value.token() or 3), value.get, value.token]),
 }
 

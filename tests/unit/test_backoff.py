@@ -15,11 +15,10 @@ from fscoord._waiting import timing
 from fscoord._waiting.timing import FREE_TRIES, LONGEST_PAUSE_S, Backoff
 from fscoord.cli import values
 from fscoord.collectives import barrier
-from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreUnavailableError
+from fscoord.errors import BarrierError, BrokenBarrierError, CompactedError, FscoordError, StoreUnavailableError
 from fscoord.recipes import Fenced, Lock, Queue
 from fscoord.recipes._line import Line
 from fscoord.stores.etcd import EtcdStore
-from fscoord.stores.etcd.client import CompactedError
 from fscoord.stores.etcd.transactions import TxnResult
 from fscoord.stores.tcp import TCPStore
 

@@ -22,6 +22,10 @@ from fscoord._runtime import system
 NEVER: Final = 1 << 62
 """A size in bytes that no value reaches. As `spill_at` it means that no value is spilled."""
 
+ENDS: Final = -1
+"""As `spill_at` it means that the state machine gets each record with the offset of its end, and no value is spilled.
+"""
+
 _WINDOW: Final = 4096
 _ZEROS: Final = bytes(1 << 16)
 _PAIR: Final = Struct("<HI")
@@ -93,6 +97,16 @@ def leave_long(
             keys.add(key)
         start = following
     return kept, keys
+
+
+def with_ends(records: Sequence[Record], data: bytes, offset: int) -> list[Record]:
+    """Return `records` with the offset of the end of the record in place of its time. See `leave_long` for `data`."""
+    found: list[Record] = []
+    following = 0
+    for kind, key, value, writer, _ in records:
+        _, following = _next_data(data, following)
+        found.append((kind, key, value, writer, offset + following))
+    return found
 
 
 def _next_data(data: bytes, start: int) -> tuple[int, int]:

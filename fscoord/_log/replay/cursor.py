@@ -147,8 +147,13 @@ class Cursor:
             handle.machine.apply(records if len(data) <= handle.spill_at else self._spill(records, data))
 
     def _spill(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]:
-        """Return `records` with a `Spilled` for each long value. `data` begins with the bytes of `records`."""
+        """Return `records` with a `Spilled` for each long value. `data` begins with the bytes of `records`.
+
+        If ``spill_at`` is `spill.ENDS`, return `records` with the offset of the end of each record.
+        """
         handle = self._handle
+        if handle.spill_at == spill.ENDS:
+            return spill.with_ends(records, data, handle.offset)
         kept, keys = spill.leave_long(records, data, handle.offset, handle.spill_at)
         if keys:
             handle.machine.mark_spilled(keys)

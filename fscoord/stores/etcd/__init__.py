@@ -33,11 +33,13 @@ from fscoord._arguments import (
 )
 from fscoord._runtime import system
 from fscoord._waiting.awaited import ShownWait
+from fscoord._waiting.changes import Position, refuse_later
 from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
 from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import QueueEmptyError
 from fscoord.store import Capabilities, Member, Store, kept, shown_handle
+from fscoord.stores.etcd.changes import EtcdWatch
 from fscoord.stores.etcd.requests import (
     KeySpace,
     Request,
@@ -146,6 +148,7 @@ class EtcdStore(Store):
         sessions=True,
         changes_conditionally=True,
         transacts=True,
+        reports_changes=True,
         value_max=VALUE_MAX,
     )
 
@@ -399,6 +402,11 @@ class EtcdStore(Store):
             return dead if isinstance(self._look(names, left), KeySnapshot) else []
 
         return self._watcher.wait(limit, look, "key")
+
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> EtcdWatch:
+        _, revision = self._transactions.read([range_of(self._keys.values)], self._timeout)
+        start = refuse_later(self._client, after, Position(revision, 0))
+        return EtcdWatch(self._client, self._keys.values, prefix, start, limit)
 
     # -- the handle ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import (
-    FscoordError,
+    CompactedError,
     LimitExceededError,
     StoreClosedError,
     StoreError,
@@ -149,10 +149,6 @@ def _access_of_client(client: GatewayClient) -> Access:
     cert, key = session.cert if isinstance(session.cert, tuple) else (session.cert, session.cert)
     cacert = session.verify if isinstance(session.verify, str) else None
     return Access(((host, port),), secure, cacert, cert, key)
-
-
-class CompactedError(FscoordError):
-    """Raised if a compaction of etcd has removed the requested revision. The caller must read again."""
 
 
 class _NotSent(Exception):

@@ -11,7 +11,13 @@ from fscoord._runtime import system
 from fscoord._waiting import timing
 from fscoord._waiting.awaited import KEY, QUEUE
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
-from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
+from fscoord.errors import (
+    CompactedError,
+    LimitExceededError,
+    SessionDeadError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
 from fscoord.stores.etcd.requests import (
     CONDITIONS_MAX,
     OPERATIONS_MAX,
@@ -108,8 +114,6 @@ class Transactions:
         Raises:
             StoreUnavailableError: no answer came within `limit` seconds, or etcd compacted its history during each try.
         """
-        from fscoord.stores.etcd.client import CompactedError
-
         backoff = Backoff(limit)
         while True:
             answers: list[dict[str, Any]] = []

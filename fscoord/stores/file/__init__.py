@@ -127,6 +127,7 @@ class FileStore(Sessions):
         sessions=True,
         changes_conditionally=True,
         transacts=True,
+        reports_changes=True,
     )
 
     @system.serialized_on_fake_fs

@@ -41,10 +41,10 @@ class ChangeNotifier:
     can be used, the log itself is watched or polled. In all cases a slow poll limits the delay after a lost ring.
 
     Args:
-        log: the log of the handle.
+        log: the log of the handle. If the notifier watches every key, the log is its own, and `close` closes it.
         wanted: the options with which the log was opened.
         mode: the mode of the watcher; see `ChangeWatcher`.
-        backend: the backend of the waits.
+        backend: the backend of the waits. It is also an attribute.
         watches_every_key: whether the waits end at a change of any key. If so, the log itself is watched, because a
             bell only reports changes of given keys.
 
@@ -69,7 +69,7 @@ class ChangeNotifier:
         self._log = log
         self._wanted = wanted
         self._mode = mode
-        self._backend = backend
+        self.backend = backend
         self._watches_every_key = watches_every_key
         self._bell: Doorbell | None = None
         self._announcements = 0
@@ -235,6 +235,8 @@ class ChangeNotifier:
             waiter.is_over = True
         self._spare.clear()
         self._waiters.clear()  # a waiter remains in the set if a signal handler raised in the `close` of its wait
+        if self._watches_every_key:
+            self._log.close()
         if watcher is not None:
             watcher.wake_all()
 
@@ -243,7 +245,7 @@ class ChangeNotifier:
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated:
             kind = self._mode + " for all" * self._watches_every_key
-            watcher = self._watcher = shared_watcher(self._log.handle.root.key, kind, self._backend, self._make_watcher)
+            watcher = self._watcher = shared_watcher(self._log.handle.root.key, kind, self.backend, self._make_watcher)
             if self._is_closed:
                 self._watcher = None  # the next look raises
         if not watcher.is_announced:
@@ -257,9 +259,7 @@ class ChangeNotifier:
         if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
             bell = self._find_or_warn()
         elect = PollerElection if node else None
-        return ChangeWatcher(
-            self._log.handle.file, bell, self._mode, is_local=local, elect=elect, backend=self._backend
-        )
+        return ChangeWatcher(self._log.handle.file, bell, self._mode, is_local=local, elect=elect, backend=self.backend)
 
     @property
     def _uses_node_bell(self) -> bool:

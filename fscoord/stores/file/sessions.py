@@ -13,10 +13,11 @@ from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Decide, Log
+from fscoord._waiting.changes import Position
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord._waiting.wait import (
+    CHANGES,
     KEYS,
-    THREAD_BACKEND,
     ArrivalRequest,
     NeededRanks,
     WaitBackend,
@@ -27,11 +28,12 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.arrival import Arrival
 from fscoord.stores.file.arrival_slots import ArrivalSlots
+from fscoord.stores.file.changes import FileWatch
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Operation
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import trace_place
-from fscoord.stores.file.waits import AnyChange, Condition, FileWait, condition_of
+from fscoord.stores.file.waits import Condition, FileWait, condition_of
 
 if TYPE_CHECKING:
     from fscoord._log.shared.combining.combiner import Combiner
@@ -58,7 +60,6 @@ class Sessions(Store):
     _decide: Decide
     _slots: ArrivalSlots | None
     _notifiers: weakref.WeakSet[ChangeNotifier]
-    _change_notifier: ChangeNotifier | None = None
     _records_waits = True
 
     @property
@@ -209,24 +210,26 @@ class Sessions(Store):
     def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:
         return self._new_notifier(backend)
 
-    def _new_notifier(self, backend: WaitBackend, *, watches_every_key: bool = False) -> ChangeNotifier:
-        """Return an additional notifier for this handle. Closing the handle also ends the waits of this notifier."""
-        watch = self._options["watch"]
-        notifier = ChangeNotifier(self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
+    def _new_notifier(self, backend: WaitBackend, log: Log | None = None) -> ChangeNotifier:
+        """Return an additional notifier for this handle. Closing the handle also ends the waits of this notifier.
+
+        If `log` is given, the waits end at a change of any key, and read this log.
+        """
+        watch, watches_every_key = self._options["watch"], log is not None
+        notifier = ChangeNotifier(log or self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
         notifier.slots = self._notifier.slots
         self._notifiers.add(notifier)
         return notifier
 
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> FileWait[Any]:
+        if request.kind == CHANGES:
+            wait: FileWait[bool] = request.watch.new_wait(notifier.backend, request.timeout)
+            return wait
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
-    def _wait_for_change(self, known: object, timeout: float) -> object:
-        # `known` is a position in the log. Each record after it is a change.
-        if self._change_notifier is None:
-            self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
-        wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
-        return wait.block()
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> FileWatch:
+        return FileWatch(self, prefix, after, limit)
 
     @property
     def _has_participants(self) -> bool:  # type: ignore[override]

@@ -35,7 +35,6 @@ from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import TracedWait
 
 __all__ = [
-    "AnyChange",
     "Condition",
     "FileWait",
     "Keys",
@@ -117,7 +116,7 @@ class Condition(ABC, Generic[T]):
     def new_traced_wait(self, started: float) -> TracedWait:
         """Begin the span of a wait that began at `started`, by the monotonic clock."""
         keys = [*self.missing[:WITNESSED_MAX], *filter(None, [self.other_key])]
-        state = getattr(self, "_state", None)  # a wait for any change has none
+        state = getattr(self, "_state", None)  # a watch has none
         return TracedWait(self._log, state, self.span_kind, keys, len(self.missing), started)
 
 
@@ -480,29 +479,6 @@ class _Item(Condition[bytes]):
 
     def look(self, timeout: float, *, reads: bool) -> bytes | NotYet:  # noqa: ARG002 - it writes, and so reads
         return pop_item(self._log, self._state, self.missing[0], timeout, self._write)
-
-
-class AnyChange(Condition["tuple[int, int]"]):
-    """The condition that the log has a record after the position `known`.
-
-    The answer is the new position. After a time-out, the answer is `known`.
-    """
-
-    is_logged = False
-
-    def __init__(self, log: Log, known: object) -> None:
-        self._log = log
-        self._known = known
-        self._position = (0, 0)
-        self.missing = [b""]
-
-    def look(self, timeout: float, *, reads: bool) -> tuple[int, int] | NotYet:  # noqa: ARG002 - see there
-        self._log.refresh(timeout)
-        self._position = self._log.position()
-        return NOT_YET if self._position == self._known else self._position
-
-    def give_up(self, waited: float) -> tuple[int, int]:  # noqa: ARG002 - see there
-        return self._position
 
 
 def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float, write: Write) -> bytes | NotYet:
