@@ -2,8 +2,11 @@
 
 from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize, tree_barrier
 from fscoord.aio.recipes import (
+    Condition,
+    CyclicBarrier,
     DoubleBarrier,
     Election,
+    Event,
     Fenced,
     Hold,
     Item,
@@ -13,6 +16,7 @@ from fscoord.aio.recipes import (
     PriorityQueue,
     Queue,
     RankZeroFirst,
+    RateLimiter,
     ReadWriteLock,
     RLock,
     Semaphore,
@@ -24,8 +28,11 @@ from fscoord.aio.visibility import wait_visible
 
 __all__ = [
     "AsyncStore",
+    "Condition",
+    "CyclicBarrier",
     "DoubleBarrier",
     "Election",
+    "Event",
     "Fenced",
     "Hold",
     "Item",
@@ -36,6 +43,7 @@ __all__ = [
     "Queue",
     "RLock",
     "RankZeroFirst",
+    "RateLimiter",
     "ReadWriteLock",
     "Semaphore",
     "barrier",
