@@ -34,6 +34,12 @@ def _is_waiting(entry: Entry) -> bool:
     return not entry.token and entry.mode not in REASONS
 
 
+def _waiting(entries: list[Entry], name: str) -> list[Entry]:
+    """Return a list of the entry `name` if this entry waits; otherwise an empty list."""
+    # Not a generator: see `fscoord.recipes._line._served`.
+    return [entry for entry in entries if entry.id == name and _is_waiting(entry)]
+
+
 def _passing(parties: int, entries: list[Entry]) -> int:
     """The `Policy` of a barrier: serve the waiters when all are there, or when their round is broken."""
     ended = sum(1 for _ in takewhile(lambda entry: not _is_waiting(entry) and entry.id != BROKEN, entries))
@@ -51,7 +57,7 @@ class _Arrivals(Line):
         """Return the error for `entry`, whose mode is the reason."""
         return BrokenBarrierError(
             f"the barrier {self.name!r} is broken: {entry.owner} {REASONS[entry.mode]}"
-            + ("" if entry.mode == "reset" else "; call reset() when no process waits for it any more")
+            + ("" if entry.mode == "reset" else "; call reset() before the next round")
         )
 
     def break_round(self, reason: str, *, stays_broken: bool = True) -> None:
@@ -62,7 +68,7 @@ class _Arrivals(Line):
         """Remove the entry `name`. If it still waits, break the round."""
 
         def without(entries: list[Entry]) -> list[Entry]:
-            if any(entry.id == name and _is_waiting(entry) for entry in entries):
+            if _waiting(entries, name):
                 entries = _broken(entries, "interrupt", system.process_name())
             return [entry for entry in entries if entry.id != name]
 
@@ -100,10 +106,10 @@ class _Arrivals(Line):
 
     def _give_up(self, entry: Entry) -> Entry | None:
         def without(entries: list[Entry]) -> list[Entry]:
-            waits = any(each.id == entry.id and _is_waiting(each) for each in entries)
-            return _broken(entries, "time-out", entry.owner) if waits else entries
+            return _broken(entries, "time-out", entry.owner) if _waiting(entries, entry.id) else entries
 
-        return next((each for each in self._change(without) if each.id == entry.id), None)
+        own = [each for each in self._change(without) if each.id == entry.id]
+        return own[0] if own else None
 
     def _held_up(self, entry: Entry) -> str:  # noqa: ARG002 - all wait for the missing ones
         arrived = sum(map(_is_waiting, self.entries()))
@@ -162,7 +168,7 @@ class CyclicBarrier(Undoable):
 
     def is_broken(self) -> bool:
         """Return whether the barrier is broken."""
-        return any(entry.id == BROKEN for entry in self._line.entries())
+        return BROKEN in [entry.id for entry in self._line.entries()]
 
     @undone_by(lambda barrier, made, _: barrier._undo(made))
     def wait(self, made: list[str], _: object, timeout: Timeout | None = None) -> WaitSteps[int]:

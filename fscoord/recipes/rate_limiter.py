@@ -142,8 +142,8 @@ class RateLimiter(Undoable):
             now = system.time.monotonic()
             if now + missing / 1e9 > end:
                 raise StoreTimeoutError(
-                    f"timeout: {n} {self._turn._what} {self._turn.name!r} come in {missing / 1e9:.3g} s, after the"
-                    f" timeout of {limit:g} s; none was taken. Use a longer timeout, or fewer processes",
+                    f"timeout: {n} of the {self._turn._what} {self._turn.name!r} would come {missing / 1e9:.3g} s from now,"
+                    f" after the timeout of {limit:g} s; none was taken. Use a longer timeout or a higher rate",
                     keys=[self._turn.name],
                     waited=now - end + limit,
                 )
