@@ -157,7 +157,9 @@ def rate_of(text: str) -> tuple[float, float]:
 @click.argument("rate", type=rate_of)
 @command_argument
 @with_store
-def rate(store: Store, /, name: bytes, rate: tuple[float, float], burst: int, waits: HoldOptions, command: Command) -> int:
+def rate(
+    store: Store, /, name: bytes, rate: tuple[float, float], burst: int, waits: HoldOptions, command: Command
+) -> int:
     """Run COMMAND when the rate limiter NAME allows it.
 
     RATE is a number and a time: 10/s, 100/min, 5/h, 2/d or 1/10s. All processes that give the same NAME, on all hosts,

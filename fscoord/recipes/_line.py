@@ -179,7 +179,9 @@ class Line:
         try:
             while True:
                 before = system.time.monotonic()
-                entries = self._change(lambda entries: self._appended(entries, new), name if only_if_served else None, end)
+                entries = self._change(
+                    lambda entries: self._appended(entries, new), name if only_if_served else None, end
+                )
                 if entries[-1:] and entries[-1].id == name:
                     return entries[-1]
                 if not self._bury(entries, before):

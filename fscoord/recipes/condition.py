@@ -20,7 +20,6 @@ from fscoord.recipes.lock import Lock, RLock
 from fscoord.store import Store, needed_store, shown
 
 C = TypeVar("C", bound="Condition")
-T = TypeVar("T")
 Round = tuple[str, list[HeldEntry | str], list[str]]
 """One wait, to be undone: the id of its entry, its release of the lock, and the ids of its acquisition of the lock."""
 
@@ -102,7 +101,7 @@ class Condition(Undoable):
         self._lock._release_one(gone, here)
 
     @_waiting
-    def wait(self, rounds: list[Round], here: object, timeout: Timeout | None = None) -> WaitSteps[bool]:
+    def wait(self, _rounds: list[Round], _here: object, timeout: Timeout | None = None) -> WaitSteps[bool]:
         """Release the lock, wait for a notification, and acquire the lock again. Return False after the timeout.
 
         Args:
@@ -113,19 +112,19 @@ class Condition(Undoable):
             RuntimeError: the lock is not held.
             LockLostError: the lock was lost, or another process took this process for dead.
         """
-        return self._wait(rounds, here, math.inf if timeout is None else to_seconds(timeout))
+        return self._wait(_rounds, _here, math.inf if timeout is None else to_seconds(timeout))
 
     @_waiting
     def wait_for(
-        self, rounds: list[Round], here: object, predicate: Callable[[], T], timeout: Timeout | None = None
-    ) -> WaitSteps[T]:
-        """Call `wait` until ``predicate()`` is true, and return its last result. The arguments and errors are as there.
+        self, _rounds: list[Round], _here: object, predicate: Callable[[], object], timeout: Timeout | None = None
+    ) -> WaitSteps[bool]:
+        """Call `wait` until ``predicate()`` is true. Return False if it is false after the timeout.
 
         Args:
             predicate: tests the data. It is called while the lock is held; with `fscoord.aio`, in another thread.
-            timeout: the limit for all waits together.
+            timeout: the limit for all waits together, as for `wait`. The errors are also those of `wait`.
         """
-        return self._wait_until(rounds, here, predicate, math.inf if timeout is None else to_seconds(timeout))
+        return self._wait_until(_rounds, _here, predicate, math.inf if timeout is None else to_seconds(timeout))
 
     @_notifying
     def notify(self, _: list[object], here: object, n: int = 1) -> None:
@@ -185,12 +184,12 @@ class Condition(Undoable):
         return served is not None
 
     def _wait_until(
-        self, rounds: list[Round], here: object, predicate: Callable[[], T], limit: float
-    ) -> WaitSteps[T]:
+        self, rounds: list[Round], here: object, predicate: Callable[[], object], limit: float
+    ) -> WaitSteps[bool]:
         end = system.time.monotonic() + limit
         while True:
             self._check_held(here)
-            result = predicate()
+            result = bool(predicate())
             left = end - system.time.monotonic()
             if result or left <= 0:
                 return result

@@ -171,7 +171,7 @@ class CyclicBarrier(Undoable):
         return BROKEN in [entry.id for entry in self._line.entries()]
 
     @undone_by(lambda barrier, made, _: barrier._undo(made))
-    def wait(self, made: list[str], _: object, timeout: Timeout | None = None) -> WaitSteps[int]:
+    def wait(self, _made: list[str], _: object, timeout: Timeout | None = None) -> WaitSteps[int]:
         """Wait until `parties` calls wait, and return the number of calls that came before in this round.
 
         Args:
@@ -184,7 +184,7 @@ class CyclicBarrier(Undoable):
             LockLostError: another process took this process for dead.
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        return self._wait(made, to_seconds(self._store.timeout) if limit is None else limit)
+        return self._wait(_made, to_seconds(self._store.timeout) if limit is None else limit)
 
     def abort(self) -> None:
         """Break the barrier. Example: a process can't go on, and the others must not wait for it."""

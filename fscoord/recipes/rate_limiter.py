@@ -82,7 +82,7 @@ class RateLimiter(Undoable):
         return shown(self, self._store, self._name, f"a token each {self._interval / 1e9:g} s, burst {self._burst}")
 
     @_acquiring
-    def acquire(self, got: list[str], here: object, n: int = 1, timeout: Timeout | None = None) -> WaitSteps[None]:
+    def acquire(self, _got: list[str], _here: object, n: int = 1, timeout: Timeout | None = None) -> WaitSteps[None]:
         """Wait for `n` tokens, and take them.
 
         Args:
@@ -96,7 +96,7 @@ class RateLimiter(Undoable):
             ValueError: `n` is not between 1 and `burst`.
         """
         limit = self._turn._patience() if timeout is None else to_seconds(timeout)
-        return self._acquire(got, here, self._checked(n), limit)
+        return self._acquire(_got, _here, self._checked(n), limit)
 
     @_acquiring
     def try_acquire(self, got: list[str], here: object, n: int = 1) -> WaitSteps[bool]:
@@ -142,8 +142,8 @@ class RateLimiter(Undoable):
             now = system.time.monotonic()
             if now + missing / 1e9 > end:
                 raise StoreTimeoutError(
-                    f"timeout: {n} of the {self._turn._what} {self._turn.name!r} would come {missing / 1e9:.3g} s from now,"
-                    f" after the timeout of {limit:g} s; none was taken. Use a longer timeout or a higher rate",
+                    f"timeout: {n} of the {self._turn._what} {self._turn.name!r} would come in {missing / 1e9:.3g} s, after"
+                    f" the timeout of {limit:g} s; none was taken. Use a longer timeout or a higher rate",
                     keys=[self._turn.name],
                     waited=now - end + limit,
                 )

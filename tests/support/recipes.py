@@ -114,7 +114,14 @@ RECIPES: dict[str, Recipe] = {
         ]
     ),
     "CyclicBarrier": Recipe(
-        lambda barrier: [barrier.wait, barrier.abort, barrier.is_broken, barrier.reset, barrier.n_waiting, barrier.wait],
+        lambda barrier: [
+            barrier.wait,
+            barrier.abort,
+            barrier.is_broken,
+            barrier.reset,
+            barrier.n_waiting,
+            barrier.wait,
+        ],
         (1,),
     ),
     "RateLimiter": Recipe(

@@ -69,7 +69,9 @@ def in_thread(call: Callable[[], Any], then: Callable[[], Any]) -> Any:
 # Waits
 
 
-def test_wait_that_slept_is_an_event_with_its_key_its_length_and_its_cause(seen: list[TelemetryEvent], store: FileStore) -> None:
+def test_wait_that_slept_is_an_event_with_its_key_its_length_and_its_cause(
+    seen: list[TelemetryEvent], store: FileStore
+) -> None:
     with FileStore(store.path, rank=0) as other:
         in_thread(lambda: PrefixStore("job", store).get("key-17"), lambda: other.set("job/key-17", "v"))
     (event,) = seen
@@ -223,7 +225,9 @@ def test_death_that_a_compaction_finds_is_reported_without_the_lock_of_the_log(
 
 
 @pytest.mark.parametrize("how", ["check", "release"])
-def test_lost_lock_is_reported_once_when_the_holder_finds_out(seen: list[TelemetryEvent], store: FileStore, how: str) -> None:
+def test_lost_lock_is_reported_once_when_the_holder_finds_out(
+    seen: list[TelemetryEvent], store: FileStore, how: str
+) -> None:
     lock = Lock(PrefixStore("p", store), "l")
     lock.acquire()
     assert force_release(PrefixStore("p", store), "l", lock.token)
