@@ -26,7 +26,7 @@ from fscoord._runtime import tracing
 from fscoord._runtime.logging import logger
 from fscoord._runtime.tracing import BEGIN, END, FACTS, HOLDS, KIND, NAME, OUTCOME, PLACE, RANK, WAITS, pattern_of
 
-__all__ = ["TelemetryEvent", "HoldLost", "RoundCompleted", "SessionDied", "Subscription", "WaitEnded", "subscribe"]
+__all__ = ["HoldLost", "RoundCompleted", "SessionDied", "Subscription", "TelemetryEvent", "WaitEnded", "subscribe"]
 
 DID_NOT_WAIT = ("empty", "not acquired")
 """The outcomes of calls that were told not to wait, such as ``acquire(blocking=False)``."""

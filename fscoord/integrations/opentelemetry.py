@@ -10,7 +10,7 @@ from typing import Final
 
 from fscoord._runtime import system
 from fscoord.errors import needed_extra
-from fscoord.events import TelemetryEvent, HoldLost, SessionDied, Subscription, WaitEnded, subscribe
+from fscoord.events import HoldLost, SessionDied, Subscription, TelemetryEvent, WaitEnded, subscribe
 
 with needed_extra("fscoord.integrations.opentelemetry", "opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace

@@ -74,6 +74,9 @@ class Condition(Undoable):
         store: the store that all processes share.
         name: the condition's name in the store. Keys that begin with the name and a slash belong to the condition.
         lock: the lock, which has the same name in all processes. None means an `RLock` with the name ``{name}/lock``.
+
+    Raises:
+        TypeError: `lock` is not a lock of `fscoord.recipes`.
     """
 
     __reduce__ = refuse_copies
@@ -83,6 +86,8 @@ class Condition(Undoable):
         self._name = key_bytes(name)
         self._line = _Waiters(store, name, _notified)
         self._lock = RLock(store, self._name + b"/lock") if lock is None else lock
+        if not isinstance(self._lock, Lock):
+            raise TypeError(f"a Condition needs a Lock or an RLock of fscoord.recipes, got {type(lock).__name__}")
         self._here = self._lock._here
 
     def __repr__(self) -> str:

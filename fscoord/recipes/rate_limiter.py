@@ -142,8 +142,8 @@ class RateLimiter(Undoable):
             now = system.time.monotonic()
             if now + missing / 1e9 > end:
                 raise StoreTimeoutError(
-                    f"timeout: {n} of the {self._turn._what} {self._turn.name!r} would come in {missing / 1e9:.3g} s, after"
-                    f" the timeout of {limit:g} s; none was taken. Use a longer timeout or a higher rate",
+                    f"timeout: {n} of the {self._turn._what} {self._turn.name!r} would come in {missing / 1e9:.3g} s,"
+                    f" after the timeout of {limit:g} s; none was taken. Use a longer timeout or a higher rate",
                     keys=[self._turn.name],
                     waited=now - end + limit,
                 )

@@ -20,7 +20,7 @@ from support.places import until
 
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreTimeoutError, aio, barrier, synchronize
 from fscoord.errors import LockLostError, QueueEmptyError
-from fscoord.events import TelemetryEvent, HoldLost, RoundCompleted, SessionDied, WaitEnded, subscribe
+from fscoord.events import HoldLost, RoundCompleted, SessionDied, TelemetryEvent, WaitEnded, subscribe
 from fscoord.recipes import Election, Latch, Lock, Membership, Queue, RankZeroFirst, force_release
 from fscoord.rendezvous import RendezvousParameters, create_handler
 

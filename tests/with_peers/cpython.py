@@ -1,0 +1,71 @@
+"""CPython's own tests of the classes in `threading`, run on the recipes that have their methods.
+
+The tests are the classes of `test.lock_tests` in the running Python's library. `own_tests.py` runs this file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from test import lock_tests
+
+from fscoord import BrokenBarrierError, FileStore, recipes as ours
+
+directory = tempfile.TemporaryDirectory(prefix="cpython-")
+store = FileStore(Path(directory.name) / "store", timeout=30)
+
+
+def on_the_store(kind: type[Any]) -> Callable[..., Any]:
+    """Return a function with the arguments of a class of `threading`, which makes an object of `kind`."""
+    return lambda *arguments, **named: kind(store, uuid.uuid4().hex, *arguments, **named)
+
+
+# The store starts its threads here. The tests compare the number of threads before and after.
+with ours.Lock(store, "first") as first:
+    waiter = threading.Thread(target=first.acquire, args=(True, 0.1))
+    waiter.start()
+    waiter.join()
+
+
+class LockTests(lock_tests.LockTests):
+    locktype = staticmethod(on_the_store(ours.Lock))
+
+
+class RLockTests(lock_tests.RLockTests):
+    locktype = staticmethod(on_the_store(ours.RLock))
+
+
+class BoundedSemaphoreTests(lock_tests.BoundedSemaphoreTests):
+    semtype = staticmethod(on_the_store(ours.Semaphore))
+
+
+class EventTests(lock_tests.EventTests):
+    eventtype = staticmethod(on_the_store(ours.Event))
+
+
+class ConditionTests(lock_tests.ConditionTests):
+    @staticmethod
+    def condtype(lock: Any = None) -> Any:
+        return ours.Condition(store, uuid.uuid4().hex, lock)
+
+
+class Barrier(ours.CyclicBarrier):
+    """A barrier with the properties and the error of `threading`, because the tests name them."""
+
+    broken = property(ours.CyclicBarrier.is_broken)
+    n_waiting = property(ours.CyclicBarrier.n_waiting)  # type: ignore[assignment]
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return super().wait(timeout)
+        except BrokenBarrierError as error:
+            raise threading.BrokenBarrierError from error
+
+
+class BarrierTests(lock_tests.BarrierTests):
+    barriertype = staticmethod(on_the_store(Barrier))
