@@ -370,9 +370,7 @@ def test_clocks_that_differ_let_no_more_tokens_out(store: Store, clock: list[int
 def test_limiter_whose_tokens_come_too_late_says_so_at_once(store: Store) -> None:
     limiter = RateLimiter(store, "r", 1, per=3600, burst=2)
     limiter.acquire(2)
-    with pytest.raises(
-        StoreTimeoutError, match=r"1 of the tokens of the rate limiter 'r' would come in 3.6e\+03 s, aft"
-    ):
+    with pytest.raises(StoreTimeoutError, match=r"1 of the tokens of the rate limiter 'r' would come in 3.6e"):
         limiter.acquire(timeout=HANG_S * 30)
     assert store.list_keys() == ["r/bucket", "r/line"]
     for n in (0, 3):
@@ -396,10 +394,10 @@ def test_process_that_is_killed_while_it_is_first_in_line_takes_no_token(tmp_pat
     store = place.open()
     with Workers(place.spec(), "wait_for_a_token", [[]]) as workers:
         start(store, 1)
-        until(Lock(store, "r").holders)
         bucket = store.get("r/bucket")
+        until(Lock(store, "r").holders)
         workers.processes[0].kill()
-        limiter = RateLimiter(store, "r", 1, per=0.01)
-        limiter.acquire(timeout=HANG_S)
-        assert int(store.get("r/bucket")) > int(bucket)
+        workers.processes[0].wait()
+        assert store.get("r/bucket") == bucket
+        RateLimiter(store, "r", 1, per=0.01).acquire(timeout=HANG_S)
     place.close()
