@@ -176,16 +176,16 @@ class Condition(Undoable):
         rounds.append((name, gone, got))
         entry = line.join(name, WAITS)  # before the release, so that no later notification is missed
         assert entry is not None
-        levels = self._last_level()
-        lock._release_one(gone, here)
+        levels = 0
+        while lock._release(gone, here):  # as often as an `RLock` was acquired
+            levels += 1
         served = yield from line.await_turn(entry, limit, CONDITION)
         if served is not None:
             line.leave(name)
-        found = lock._acquire(got, here, True, -1)
-        if not isinstance(found, bool):
-            yield from found
-        if isinstance(lock, RLock):
-            lock._levels += levels
+        for _ in range(levels):
+            found = lock._acquire(got, here, True, -1)
+            if not isinstance(found, bool):
+                yield from found
         return served is not None
 
     def _wait_until(
@@ -201,18 +201,13 @@ class Condition(Undoable):
             yield from self._wait(rounds, here, left)
             rounds.clear()
 
-    def _last_level(self) -> list[str]:
-        """Forget the further acquisitions of an `RLock`, so that one release frees it. Return their ids."""
-        levels = self._lock._levels if isinstance(self._lock, RLock) else []
-        further = levels[1:]
-        del levels[1:]
-        return further
-
     def _undo(self, rounds: list[Round], here: object) -> None:
         """Stop waiting and release the lock. This method may be called twice, and the first call may be interrupted."""
+        lock = self._lock
         for name, gone, got in rounds:
             self._line.leave_quietly(name)
-            if self._is_held(here):
-                self._last_level()
-            self._lock._finish(gone, here)
-            self._lock._undo(got)
+            for level in reversed(got):
+                lock._undo([level])
+            lock._finish(gone, here)
+            while isinstance(lock, RLock) and self._is_held(here):  # some levels were not released yet
+                lock._finish([], here)
