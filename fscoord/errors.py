@@ -250,7 +250,7 @@ class NoProcessGroupError(BarrierError, AssertionError):
 
 
 class BrokenBarrierError(BarrierError):
-    """A barrier cannot complete, because ranks that had not arrived are dead.
+    """A barrier cannot complete, because ranks that had not arrived are dead; or a `recipes.CyclicBarrier` is broken.
 
     Attributes:
         missing: the ranks that had not arrived, as text (see the decoder of `fscoord.barrier`).

@@ -26,7 +26,7 @@ from fscoord._runtime import tracing
 from fscoord._runtime.logging import logger
 from fscoord._runtime.tracing import BEGIN, END, FACTS, HOLDS, KIND, NAME, OUTCOME, PLACE, RANK, WAITS, pattern_of
 
-__all__ = ["Event", "HoldLost", "RoundCompleted", "SessionDied", "Subscription", "WaitEnded", "subscribe"]
+__all__ = ["HoldLost", "RoundCompleted", "SessionDied", "Subscription", "TelemetryEvent", "WaitEnded", "subscribe"]
 
 DID_NOT_WAIT = ("empty", "not acquired")
 """The outcomes of calls that were told not to wait, such as ``acquire(blocking=False)``."""
@@ -114,7 +114,7 @@ class RoundCompleted:
     nodes: int
 
 
-Event = WaitEnded | SessionDied | HoldLost | RoundCompleted
+TelemetryEvent = WaitEnded | SessionDied | HoldLost | RoundCompleted
 
 
 class Subscription:
@@ -124,7 +124,7 @@ class Subscription:
         callback: called with each event.
     """
 
-    def __init__(self, callback: Callable[[Event], object]) -> None:
+    def __init__(self, callback: Callable[[TelemetryEvent], object]) -> None:
         self._callback = callback
         tracing.subscribe(self._receive)
 
@@ -146,15 +146,15 @@ class Subscription:
                 logger(__name__).exception("a subscriber raised %r; the operation goes on", error)
 
 
-def subscribe(callback: Callable[[Event], object]) -> Subscription:
-    """Call `callback` with each `Event` of this process from now on, until the subscription is closed.
+def subscribe(callback: Callable[[TelemetryEvent], object]) -> Subscription:
+    """Call `callback` with each `TelemetryEvent` of this process from now on, until the subscription is closed.
 
     The documentation of this module says in which thread, and what happens after an exception or a fork.
     """
     return Subscription(callback)
 
 
-def _events_of(span: tracing.Span) -> Iterator[Event]:
+def _events_of(span: tracing.Span) -> Iterator[TelemetryEvent]:
     """Yield the events that `span` shows. The span has ended, or is that of a lock that was acquired just now."""
     kind, name, place, outcome = span[KIND], span[NAME], span[PLACE], span[OUTCOME]
     facts = dict(zip(span[FACTS::2], span[FACTS + 1 :: 2], strict=False))

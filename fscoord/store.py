@@ -558,7 +558,7 @@ class Store(ABC):
 
     def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
         if request.kind == CHANGES:
-            return request.watch._wait(timeout)
+            return cast("Watch", request.watch)._wait(timeout)
         if request.kind != KEYS:
             with self.clone() as handle:  # the timeout of this handle holds for all its threads
                 handle.set_timeout(timeout)

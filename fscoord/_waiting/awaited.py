@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 BARRIER: Final = "barrier"
+CONDITION: Final = "condition"
+CYCLIC_BARRIER: Final = "cyclic barrier"
+EVENT: Final = "event"
 EXCHANGE: Final = "exchange"
 KEY: Final = "key"
 LATCH: Final = "latch"
@@ -14,6 +17,7 @@ MEMBERS: Final = "a change of the group"
 PARTITIONS: Final = "a change of the partitions of"
 ELECTION: Final = "election"
 QUEUE: Final = "queue"
+RATE: Final = "rate limiter"
 RENDEZVOUS: Final = "rendezvous"
 SEMAPHORE: Final = "semaphore"
 WORK: Final = "work"

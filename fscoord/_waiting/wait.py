@@ -16,10 +16,13 @@ order, a change between the test and the arming would be missed. Then the sleep 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
+
+if TYPE_CHECKING:
+    from fscoord._waiting.changes import Watch
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -84,7 +87,7 @@ class WaitRequest(NamedTuple):
     ranks: list[int] | NeededRanks | None = None
     sessions: list[int] | None = None
     slow_logger: SlowWaitLogger | None = None
-    watch: Any = None
+    watch: Watch | None = None
 
 
 class ArrivalRequest(NamedTuple):

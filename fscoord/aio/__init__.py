@@ -2,9 +2,12 @@
 
 from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize, tree_barrier
 from fscoord.aio.recipes import (
+    Condition,
+    CyclicBarrier,
     DoubleBarrier,
     Election,
     Ephemeral,
+    Event,
     Fenced,
     Hold,
     Item,
@@ -15,6 +18,7 @@ from fscoord.aio.recipes import (
     PriorityQueue,
     Queue,
     RankZeroFirst,
+    RateLimiter,
     ReadWriteLock,
     RLock,
     Semaphore,
@@ -27,9 +31,12 @@ from fscoord.aio.visibility import wait_visible
 __all__ = [
     "AsyncStore",
     "AsyncWatch",
+    "Condition",
+    "CyclicBarrier",
     "DoubleBarrier",
     "Election",
     "Ephemeral",
+    "Event",
     "Fenced",
     "Hold",
     "Item",
@@ -41,6 +48,7 @@ __all__ = [
     "Queue",
     "RLock",
     "RankZeroFirst",
+    "RateLimiter",
     "ReadWriteLock",
     "Semaphore",
     "barrier",

@@ -61,6 +61,8 @@ class Lock(Hold):
     Tasks that share an object contend with each other and with all other contenders.
     """
 
+    _core: recipes.Lock
+
     @made_of(recipes.Lock)
     def __init__(self) -> None: ...
 
@@ -135,6 +137,68 @@ class Latch(ForTasks):
     count_down = for_tasks(recipes.Latch.count_down)
     missing = for_tasks(recipes.Latch.missing)
     wait = for_tasks(recipes.Latch.wait)
+
+
+class Event(ForTasks):
+    """A flag that tasks, threads and processes set, clear and wait for."""
+
+    @made_of(recipes.Event)
+    def __init__(self) -> None: ...
+
+    is_set = for_tasks(recipes.Event.is_set)
+    set = for_tasks(recipes.Event.set)
+    clear = for_tasks(recipes.Event.clear)
+    wait = for_tasks(recipes.Event.wait)
+
+
+@explained_by(recipes.Condition)
+class Condition(ForTasks):
+    """A condition variable on a lock. If a task is cancelled in `wait`, the task no longer holds the lock."""
+
+    def __init__(self, store: AsyncStore, name: Key, lock: Lock | None = None) -> None:
+        driver, core = driver_of(store), None if lock is None else lock._core
+        super().__init__(driver, recipes.Condition(driver.store, name, core))
+
+    acquire = for_tasks(recipes.Condition.acquire)
+    release = for_tasks(recipes.Condition.release)
+    wait = for_tasks(recipes.Condition.wait)
+    wait_for = for_tasks(recipes.Condition.wait_for)
+    notify = for_tasks(recipes.Condition.notify)
+    notify_all = for_tasks(recipes.Condition.notify_all)
+    __aenter__ = for_tasks(recipes.Condition.__enter__, itself)
+    __aexit__ = for_tasks(recipes.Condition.__exit__)
+
+
+class CyclicBarrier(ForTasks):
+    """A barrier for `parties` tasks or processes. A task that is cancelled in `wait` breaks the barrier."""
+
+    _core: recipes.CyclicBarrier
+
+    @made_of(recipes.CyclicBarrier)
+    def __init__(self) -> None: ...
+
+    @property
+    @explained_by(recipes.CyclicBarrier.parties)
+    def parties(self) -> int:
+        return self._core.parties
+
+    n_waiting = for_tasks(recipes.CyclicBarrier.n_waiting)
+    is_broken = for_tasks(recipes.CyclicBarrier.is_broken)
+    wait = for_tasks(recipes.CyclicBarrier.wait)
+    abort = for_tasks(recipes.CyclicBarrier.abort)
+    reset = for_tasks(recipes.CyclicBarrier.reset)
+
+
+class RateLimiter(ForTasks):
+    """A token bucket that all tasks and processes share."""
+
+    @made_of(recipes.RateLimiter)
+    def __init__(self) -> None: ...
+
+    acquire = for_tasks(recipes.RateLimiter.acquire)
+    try_acquire = for_tasks(recipes.RateLimiter.try_acquire)
+    __aenter__ = for_tasks(recipes.RateLimiter.__enter__, itself)
+    __aexit__ = for_tasks(recipes.RateLimiter.__exit__)
 
 
 class DoubleBarrier(ForTasks):

@@ -17,7 +17,7 @@ from fscoord.cli import exit_codes, output
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
 from fscoord.cli.groups import barrier, group, join, members, once
-from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rwlock, sem
+from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rate, rwlock, sem
 from fscoord.cli.log_files import compact, cp, dump, repair, verify
 from fscoord.cli.options import common, show_log
 from fscoord.cli.ps import ps
@@ -131,7 +131,7 @@ VERBS: Final = {
     "Begin here": (demo, doctor, launch),
     "Keys and values": (get, set_, create, add, cas, append, delete, wait, keys, watch),
     "Several processes": (barrier, once, join, group),
-    "Locks and elections": (lock, rwlock, sem, elect, leader, holders, break_lock),
+    "Locks, rates and elections": (lock, rwlock, sem, rate, elect, leader, holders, break_lock),
     "Queues of values, each given out once": (push, pop, length),
     "Queues of items, which come back until their work is done": (put_item, take_item, work, items),
     "What processes do": (ps, top, members, trace),

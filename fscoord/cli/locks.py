@@ -1,20 +1,22 @@
-"""The verbs on locks and elections: lock, rwlock, sem, elect, leader, holders and break-lock."""
+"""The verbs on locks, rates and elections: lock, rwlock, sem, rate, elect, leader, holders and break-lock."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
-from fscoord._arguments import key_text
+from fscoord._arguments import key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
+from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.completion import complete_name
-from fscoord.cli.exit_codes import FALSE
+from fscoord.cli.exit_codes import FALSE, TIMEOUT
 from fscoord.cli.options import (
     as_json,
     content,
@@ -26,9 +28,18 @@ from fscoord.cli.options import (
     with_store_to_read,
 )
 from fscoord.cli.output import say, show, table_lines, telling_if_slow, write_lines
-from fscoord.cli.run_command import VERBATIM, Command, HoldOptions, command_options, run_under, wait_options
-from fscoord.errors import LockLostError
-from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
+from fscoord.cli.run_command import (
+    VERBATIM,
+    Command,
+    HoldOptions,
+    command_argument,
+    command_options,
+    environment,
+    run_under,
+    wait_options,
+)
+from fscoord.errors import LockLostError, StoreTimeoutError
+from fscoord.recipes import Contender, Election, Lock, RateLimiter, ReadWriteLock, Semaphore, force_release
 from fscoord.status.findings import session_state
 from fscoord.store import Store
 
@@ -124,6 +135,54 @@ def sem(store: Store, /, name: bytes, slots: int, waits: HoldOptions, command: C
     """
     ending = run_under(store, Semaphore(store, name, slots, ttl=waits.ttl), "the semaphore", waits, command)
     return ending.code if ending else waits.conflict_exit_code
+
+
+RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)/(\d{1,9}(?:\.\d{1,9})?)?(s|min|h|d)")
+UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def rate_of(text: str) -> tuple[float, float]:
+    """Parse a rate such as ``10/s`` or ``3/5min`` as a number and the time for it, in seconds."""
+    found = RATE.fullmatch(text)
+    number, per = (float(found[1]), float(found[2] or 1) * UNITS[found[3]]) if found else (0.0, 0.0)
+    if not number or not per:
+        raise click.BadParameter(f"{text!r} is not a rate above zero, such as 10/s, 100/min, 5/h, 2/d or 1/10s.")
+    return number, per
+
+
+@click.command(context_settings=VERBATIM)
+@number_option("--burst", default=1, help="How many commands may begin at once after a pause.")
+@wait_options
+@name_argument
+@click.argument("rate", type=rate_of)
+@command_argument
+@with_store
+def rate(
+    store: Store, /, name: bytes, rate: tuple[float, float], burst: int, waits: HoldOptions, command: Command
+) -> int:
+    """Run COMMAND when the rate limiter NAME allows it.
+
+    RATE is a number and a time: 10/s, 100/min, 5/h, 2/d or 1/10s. All processes that give the same NAME, on all hosts,
+    begin their commands in the order of arrival, and together at this rate. Nothing is held while COMMAND runs. The
+    options and exit codes for the wait are those of "fscoord lock".
+
+    \b
+    Examples:
+      fscoord rate api 10/s -- curl "$url"
+      fscoord rate --burst 5 -w 60 mail 100/h -- ./send.sh
+    """
+    limiter, shown_name = RateLimiter(store, name, *rate, burst, ttl=waits.ttl), key_text(name)
+    limit = to_seconds(store.timeout) if waits.limit is None else waits.limit
+    with raise_on_termination():
+        try:
+            with telling_if_slow(log, f"waiting for the rate limiter {shown_name!r}, {limit_text(limit)}"):
+                limiter.acquire(timeout=limit)
+        except StoreTimeoutError as error:
+            if waits.conflict_exit_code == TIMEOUT or error.keys != (shown_name,):  # the latter: the store is blocked
+                raise
+            log.info("%s", error)
+            return waits.conflict_exit_code
+        return command.run(environment(None), int).code
 
 
 @click.command()

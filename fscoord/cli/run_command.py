@@ -75,23 +75,33 @@ class HoldOptions(NamedTuple):
     ttl: float | None
 
 
-def command_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the argument COMMAND... and the options for running it. `function` gets their values as `command`."""
+def command_argument(function: Callable[..., int]) -> Callable[..., int]:
+    """Add the argument COMMAND... and -c, for a command that runs without a hold. `function` gets it as `command`."""
 
     @click.option("-c", "--command", "shell", metavar="TEXT", help="Run TEXT with the shell instead of COMMAND.")
+    @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+    @functools.wraps(function)
+    def call(*args: Any, command: tuple[str, ...], shell: str | None, **options: Any) -> int:
+        words, is_text = _words(list(command), shell)
+        return function(*args, command=Command(words, 0.0, leaves_rest=True, is_text=is_text), **options)
+
+    return call
+
+
+def command_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Add `command_argument` and the options for a command that runs under a hold."""
+
     @click.option("-o", "--close", is_flag=True, help="Release when COMMAND exits, even if its children still run.")
     @seconds_option(
         "--grace",
         default="5",
         help="The time from SIGTERM to SIGKILL when COMMAND is stopped because the hold was lost.",
     )
-    @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
     @functools.wraps(function)
-    def call(*args: Any, command: tuple[str, ...], shell: str | None, grace: float, close: bool, **options: Any) -> int:
-        words, is_text = _words(list(command), shell)
-        return function(*args, command=Command(words, grace, close, is_text), **options)
+    def call(*args: Any, command: Command, grace: float, close: bool, **options: Any) -> int:
+        return function(*args, command=command._replace(grace=grace, leaves_rest=close), **options)
 
-    return call
+    return command_argument(call)
 
 
 def wait_options(function: Callable[..., int]) -> Callable[..., int]:

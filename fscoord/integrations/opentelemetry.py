@@ -10,7 +10,7 @@ from typing import Final
 
 from fscoord._runtime import system
 from fscoord.errors import needed_extra
-from fscoord.events import Event, HoldLost, SessionDied, Subscription, WaitEnded, subscribe
+from fscoord.events import HoldLost, SessionDied, Subscription, TelemetryEvent, WaitEnded, subscribe
 
 with needed_extra("fscoord.integrations.opentelemetry", "opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace
@@ -50,7 +50,7 @@ def instrument(
     losses = meter.create_counter("fscoord.holds.lost", "{hold}", "Lost locks, semaphores and elections.")
     rounds = meter.create_counter("fscoord.rounds.completed", "{round}", "Rounds of a rendezvous with this node.")
 
-    def report(event: Event) -> None:
+    def report(event: TelemetryEvent) -> None:
         if isinstance(event, WaitEnded):
             pattern = _text(event.pattern)
             labels = {"fscoord.kind": event.kind, "fscoord.pattern": pattern, "fscoord.outcome": event.outcome}

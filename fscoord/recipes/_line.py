@@ -181,7 +181,9 @@ class Line:
         try:
             while True:
                 before = system.time.monotonic()
-                entries = self._change(lambda entries: [*entries, new], name if only_if_served else None, end)
+                entries = self._change(
+                    lambda entries: self._appended(entries, new), name if only_if_served else None, end
+                )
                 if entries[-1:] and entries[-1].id == name:
                     return entries[-1]
                 if not self._bury(entries, before):
@@ -252,8 +254,7 @@ class Line:
                 return entries[place]
             if is_rung:  # another program set the wake key: it would end every further wait at once
                 self._store.delete_key(wake[0])
-            ahead = entries[:place]  # the first waiter watches all served entries
-            suspects = ahead if ahead[-1].token else ahead[-1:]
+            ahead, suspects = entries[:place], self._watched(entries, place)
             left = end - system.time.monotonic()
             if left > 0 and self._signs.expired(suspects, before):
                 self._bury(suspects, before)
@@ -300,6 +301,15 @@ class Line:
     def end_wait(self, name: str) -> None:
         """Forget that `cancel` was called for `name`. The waiter then calls `leave`, which deletes its wake key."""
         self._cancelled.discard(name)
+
+    def _appended(self, entries: list[Entry], new: Entry) -> list[Entry]:
+        """Return `entries` with the new entry `new`."""
+        return [*entries, new]
+
+    def _watched(self, entries: list[Entry], place: int) -> list[Entry]:
+        """Return the entries whose deaths the waiter at `place` must notice."""
+        ahead = entries[:place]
+        return ahead if ahead and ahead[-1].token else ahead[-1:]  # the first waiter watches all served entries
 
     def renew(self, name: str) -> bool:
         """Renew the lease of the entry `name`. Return whether the entry still holds the resource."""

@@ -374,7 +374,7 @@ class _Wait:
         self._kind = request.kind
         self._timeout = request.timeout
         self._what = "a value in queue" if request.kind == ITEM else "key"
-        self._watch: _Watch | None = request.watch
+        self._watch = cast("_Watch | None", request.watch)
         if self._watch is not None:
             self._keys, self._what = [self._watch._prefix], CHANGE_OF
         self._missing: list[bytes] = []

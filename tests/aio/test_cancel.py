@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from aio.tasks import at_each_await, outcome, seen
 
-from fscoord import HashStore, aio
+from fscoord import BrokenBarrierError, HashStore, aio
 from fscoord.aio import AsyncStore
 from fscoord.recipes import Lock, Queue
 from fscoord.store import Store
@@ -199,6 +200,51 @@ def test_member_that_is_cancelled_while_it_joins_does_not_take_part(
             assert len(group._core.members()) == (joined is not asyncio.CancelledError)
 
     assert asyncio.run(at_each_await(act)) >= 1
+
+
+@persistence
+def test_wait_for_a_condition_that_is_cancelled_leaves_the_lock_free(
+    persists: bool, every_call_is_an_await: Make
+) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            condition = aio.Condition(every_call_is_an_await(store), "c")
+
+            async def work() -> None:
+                async with condition, condition:
+                    await condition.wait(0)
+
+            await outcome(cancelled(work(), persists=persists))
+            assert nobody_is_in_line(store, aio.Hold(condition._driver, condition._core._lock))
+            assert not condition._core._line.entries()
+
+    assert asyncio.run(at_each_await(act)) >= 5
+
+
+@persistence
+def test_task_that_is_cancelled_at_a_cyclic_barrier_breaks_it(persists: bool, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            barrier = aio.CyclicBarrier(every_call_is_an_await(store), "b", 2)
+            with suppress(BrokenBarrierError):
+                await outcome(cancelled(barrier.wait(0), persists=persists))
+            assert await barrier.n_waiting() == 0
+            await barrier.reset()
+            assert not barrier._core._line.entries()
+
+    assert asyncio.run(at_each_await(act)) >= 2
+
+
+@persistence
+def test_wait_for_a_token_that_is_cancelled_leaves_the_line(persists: bool, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            limiter = aio.RateLimiter(every_call_is_an_await(store), "r", 1000)
+            await limiter.acquire()
+            await outcome(cancelled(limiter.acquire(), persists=persists))
+            assert nobody_is_in_line(store, aio.Hold(limiter._driver, limiter._core._turn))
+
+    assert asyncio.run(at_each_await(act)) > 3
 
 
 @persistence

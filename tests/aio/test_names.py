@@ -85,7 +85,16 @@ def test_properties_never_ask_the_store() -> None:
     for usual, _ in CLASSES:
         if inspect.isclass(usual):
             properties = {name for name in members(usual) if isinstance(inspect.getattr_static(usual, name), property)}
-            assert properties <= {"name", "is_acquired", "token", "term", "timeout", "has_liveness", "capabilities"}
+            assert properties <= {
+                "name",
+                "is_acquired",
+                "parties",
+                "token",
+                "term",
+                "timeout",
+                "has_liveness",
+                "capabilities",
+            }
 
 
 def test_reader_and_writer_sides_have_the_same_members() -> None:

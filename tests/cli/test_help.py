@@ -32,6 +32,7 @@ def test_verbs_are_those_of_the_design():
             "lock",
             "rwlock",
             "sem",
+            "rate",
             "holders",
             "break-lock",
             "elect",

@@ -142,6 +142,32 @@ def test_semaphore_admits_as_many_as_its_value(fscoord, store):
     assert fscoord("sem", "a", "true").code == 64
 
 
+def test_rate_limits_how_often_commands_begin(fscoord, process, store):
+    assert fscoord("rate", "a", "1/h", "sh", "-c", "exit 7").code == 7
+    assert fscoord("rate", "-n", "a", "1/h", "true") == (1, b"", "")
+    assert fscoord("rate", "-w", "0.01", "-E", "9", "a", "1/h", "true").code == 9
+    done = fscoord("rate", "--timeout", "0.01", "a", "1/h", "true")
+    assert done.code == 75
+    assert "timeout: 1 of the tokens of the rate limiter 'a' would come in 3.6e+03 s, after" in done.err
+    assert fscoord("rate", "-w", "60", "a", "1/0.01s", "-c", "exit 3").code == 3
+    assert fscoord("rate", "--burst", "2", "b", "1/h", "true").code == 0
+    assert fscoord("rate", "--burst", "2", "-n", "b", "1/h", "true").code == 0
+    assert fscoord("rate", "c", "1/h", "no-such-command").code == 69
+    child = process("rate", "-v", "-w", "7200", "c", "1/h", "true")
+    until(Lock(store, "c").holders)
+    child.send_signal(signal.SIGINT)
+    child.communicate()
+    assert child.returncode == 130
+    assert not Lock(store, "c").holders()
+
+
+@pytest.mark.parametrize("rate", ["0/s", "5", "5/", "/s", "-1/s", "5/w", "1e3/s", "5/0s"])
+def test_rate_that_is_none_is_a_usage_error(fscoord, rate):
+    done = fscoord("rate", "a", rate, "true")
+    assert done.code == 64
+    assert f"{rate!r} is not a rate above zero, such as 10/s" in done.err or rate.startswith("-")
+
+
 def test_semaphore_whose_name_is_that_of_a_lock_is_refused_and_told_so(fscoord, store):
     with Lock(store, "a"):
         done = fscoord("sem", "-j", "1", "a", "true")

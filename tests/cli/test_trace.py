@@ -24,7 +24,7 @@ def test_report_prints_the_tables(fscoord, traces):
     for title in (
         "came last to barriers",
         "Waiting time by name",
-        "Locks and elections",
+        "Locks, rates and elections",
         "Deaths",
         "longest",
         "Clocks",

@@ -25,7 +25,19 @@ from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize, tree_barrier
 from fscoord.collectives.tree import TreeCall
 from fscoord.errors import FscoordError, LockLostError, QueueEmptyError, StaleTokenError, StoreTimeoutError
-from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, RankZeroFirst, ReadWriteLock, Semaphore, once
+from fscoord.recipes import (
+    CyclicBarrier,
+    Election,
+    Fenced,
+    Lock,
+    Membership,
+    Queue,
+    RankZeroFirst,
+    RateLimiter,
+    ReadWriteLock,
+    Semaphore,
+    once,
+)
 from fscoord.store import Store, run_blocking
 from fscoord.stores.file import FileStore
 
@@ -126,6 +138,18 @@ def block_for_ever(store: Store, name: str) -> None:
     with RankZeroFirst(store, name, 0):
         store.set("working", "1")
         store.wait(["never"])
+
+
+def wait_at_a_barrier(store: Store) -> None:
+    """Wait at a barrier for many others, to be killed."""
+    CyclicBarrier(store, "b", 9, START_S).wait()
+
+
+def wait_for_a_token(store: Store) -> None:
+    """Take the only token of an hour, and wait for the next one, to be killed."""
+    limiter = RateLimiter(store, "r", 1, per=3600)
+    limiter.acquire()
+    limiter.acquire(timeout=2 * 3600)
 
 
 def hold(store: Store, name: str) -> None:

@@ -13,8 +13,20 @@ import pytest
 from support.interrupts import At, interrupt
 from support.places import until
 
-from fscoord import FileStore, HashStore, aio
-from fscoord.recipes import Election, Lock, Membership, Queue, ReadWriteLock, RLock, Semaphore, once
+from fscoord import BrokenBarrierError, FileStore, HashStore, aio
+from fscoord.recipes import (
+    Condition,
+    CyclicBarrier,
+    Election,
+    Lock,
+    Membership,
+    Queue,
+    RateLimiter,
+    ReadWriteLock,
+    RLock,
+    Semaphore,
+    once,
+)
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
@@ -247,6 +259,52 @@ def test_once_interrupted_twice_leaves_the_work_to_the_next_caller(hash_store: S
         assert once(hash_store, name, lambda: b"second") in (b"first", b"second")
 
     assert at_each_two_points(act, "recipes/", first_inside="recipes/") > 300
+
+
+# Waits without a hold
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["Lock", "RLock"])
+def test_wait_for_a_condition_interrupted_twice_leaves_the_lock_free(hash_store: Store, times: int) -> None:
+    condition = Condition(hash_store, "c", Lock(hash_store, "l") if times == 1 else None)
+    lock = condition._lock
+
+    def act(point: At) -> None:
+        for _ in range(times):
+            assert condition.acquire()
+        was_interrupted = is_interrupted(point, lambda: condition.wait(0))
+        released = 0
+        while lock._current() is not None:
+            condition.release()
+            released += 1
+        assert released == times or (was_interrupted and not released), point.places
+        assert nobody_is_in_line(lock), point.places
+        assert not condition._line.entries(), point.places
+
+    assert at_each_two_points(act, "recipes/condition", first_inside="recipes/") > 50
+
+
+def test_wait_at_a_cyclic_barrier_interrupted_twice_leaves_nobody_waiting(hash_store: Store) -> None:
+    barrier = CyclicBarrier(hash_store, "b", 2)
+
+    def act(point: At) -> None:
+        with suppress(BrokenBarrierError):
+            is_interrupted(point, lambda: barrier.wait(0))
+        assert barrier.n_waiting() == 0, point.places
+        barrier.reset()
+        assert not barrier._line.entries(), point.places
+
+    assert at_each_two_points(act, "recipes/", first_inside="recipes/") > 100
+
+
+def test_wait_for_a_token_interrupted_twice_leaves_nobody_in_line(hash_store: Store) -> None:
+    limiter = RateLimiter(hash_store, "r", 1000)
+
+    def act(point: At) -> None:
+        is_interrupted(point, lambda: limiter.acquire(timeout=HANG_S))
+        assert nobody_is_in_line(limiter._turn), point.places
+
+    assert at_each_two_points(act, "recipes/", first_inside="recipes/") > 100
 
 
 # Queues

@@ -112,6 +112,32 @@ RECIPES: dict[str, Recipe] = {
         "latch",
         r"the latch 'NAME' \([01] of 1 calls missing\)",
     ),
+    "Event": Recipe(lambda event: [event.is_set, event.set, lambda: event.wait(0), event.clear, lambda: event.wait(0)]),
+    "Condition": Recipe(
+        lambda condition: [
+            condition.acquire,
+            condition.notify,
+            lambda: condition.wait(0),
+            lambda: condition.wait_for(lambda: True, 0),
+            condition.notify_all,
+            condition.release,
+        ]
+    ),
+    "CyclicBarrier": Recipe(
+        lambda barrier: [
+            barrier.reset,  # a process that was killed here may have left the barrier broken
+            barrier.wait,
+            barrier.n_waiting,
+            barrier.abort,
+            barrier.is_broken,
+            barrier.reset,
+        ],
+        (1,),
+    ),
+    "RateLimiter": Recipe(
+        lambda limiter: [lambda: limiter.acquire(2), limiter.try_acquire, lambda: limiter.acquire(1, 9)],
+        (1000, 1, 2),
+    ),
     "DoubleBarrier": Recipe(lambda both: [both.enter, both.leave], (1, 0)),
     "RankZeroFirst": Recipe(
         lambda first: [first.__enter__, lambda: first.__exit__(None, None, None)],

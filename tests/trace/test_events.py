@@ -20,7 +20,7 @@ from support.places import until
 
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreTimeoutError, aio, barrier, synchronize
 from fscoord.errors import LockLostError, QueueEmptyError
-from fscoord.events import Event, HoldLost, RoundCompleted, SessionDied, WaitEnded, subscribe
+from fscoord.events import HoldLost, RoundCompleted, SessionDied, TelemetryEvent, WaitEnded, subscribe
 from fscoord.recipes import Election, Latch, Lock, Membership, Queue, RankZeroFirst, force_release
 from fscoord.rendezvous import RendezvousParameters, create_handler
 
@@ -34,9 +34,9 @@ def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def seen(unrecorded: None) -> Iterator[list[Event]]:
+def seen(unrecorded: None) -> Iterator[list[TelemetryEvent]]:
     """The events of this process since the beginning of the test."""
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     with subscribe(events.append):
         yield events
 
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[FileStore]:
         yield store
 
 
-def short(event: Event) -> tuple[Any, ...]:
+def short(event: TelemetryEvent) -> tuple[Any, ...]:
     assert isinstance(event, WaitEnded)
     return event.kind, event.name, event.outcome
 
@@ -69,7 +69,9 @@ def in_thread(call: Callable[[], Any], then: Callable[[], Any]) -> Any:
 # Waits
 
 
-def test_wait_that_slept_is_an_event_with_its_key_its_length_and_its_cause(seen: list[Event], store: FileStore) -> None:
+def test_wait_that_slept_is_an_event_with_its_key_its_length_and_its_cause(
+    seen: list[TelemetryEvent], store: FileStore
+) -> None:
     with FileStore(store.path, rank=0) as other:
         in_thread(lambda: PrefixStore("job", store).get("key-17"), lambda: other.set("job/key-17", "v"))
     (event,) = seen
@@ -80,7 +82,7 @@ def test_wait_that_slept_is_an_event_with_its_key_its_length_and_its_cause(seen:
     assert event.store
 
 
-def test_operation_that_does_not_wait_is_no_event(seen: list[Event], store: FileStore) -> None:
+def test_operation_that_does_not_wait_is_no_event(seen: list[TelemetryEvent], store: FileStore) -> None:
     store.set("k", "v")
     store.wait(["k"])
     store.add("n", 1)
@@ -92,7 +94,7 @@ def test_operation_that_does_not_wait_is_no_event(seen: list[Event], store: File
     assert seen == []
 
 
-def test_timeout_is_an_outcome_and_reported_once(seen: list[Event], store: FileStore) -> None:
+def test_timeout_is_an_outcome_and_reported_once(seen: list[TelemetryEvent], store: FileStore) -> None:
     with pytest.raises(StoreTimeoutError):
         store.get("never", timeout=0.01)
     with pytest.raises(StoreTimeoutError):
@@ -110,7 +112,7 @@ def test_timeout_is_an_outcome_and_reported_once(seen: list[Event], store: FileS
 
 
 @pytest.mark.parametrize("kind", ["file", "hash"])
-def test_wait_of_a_barrier_or_a_recipe_is_one_event(kind: str, seen: list[Event], tmp_path: Path) -> None:
+def test_wait_of_a_barrier_or_a_recipe_is_one_event(kind: str, seen: list[TelemetryEvent], tmp_path: Path) -> None:
     first: Store = FileStore(tmp_path / "s", timeout=LIMIT_S) if kind == "file" else HashStore()
     second = first.clone()
 
@@ -131,7 +133,7 @@ def test_wait_of_a_barrier_or_a_recipe_is_one_event(kind: str, seen: list[Event]
     ]
 
 
-def test_wait_for_a_lock_is_an_event_at_the_acquisition(seen: list[Event], store: FileStore) -> None:
+def test_wait_for_a_lock_is_an_event_at_the_acquisition(seen: list[TelemetryEvent], store: FileStore) -> None:
     lock = Lock(store, "l")
     lock.acquire()
     other = Lock(store, "l")
@@ -141,7 +143,7 @@ def test_wait_for_a_lock_is_an_event_at_the_acquisition(seen: list[Event], store
     assert len(seen) == 2
 
 
-def test_wait_while_a_lock_is_held_is_an_event(seen: list[Event], store: FileStore) -> None:
+def test_wait_while_a_lock_is_held_is_an_event(seen: list[TelemetryEvent], store: FileStore) -> None:
     with Lock(store, "l"):
         seen.clear()
         with pytest.raises(StoreTimeoutError):
@@ -149,7 +151,7 @@ def test_wait_while_a_lock_is_held_is_an_event(seen: list[Event], store: FileSto
     assert [short(event) for event in seen] == [("wait", "long", "time-out")]
 
 
-def test_observers_of_groups_and_elections_are_events(seen: list[Event], store: FileStore) -> None:
+def test_observers_of_groups_and_elections_are_events(seen: list[TelemetryEvent], store: FileStore) -> None:
     with Election(store, "office"), Membership(store, "group"):
         seen.clear()
         Election(store, "office").observe()
@@ -157,7 +159,7 @@ def test_observers_of_groups_and_elections_are_events(seen: list[Event], store: 
     assert [short(event) for event in seen] == [("observe", "office", "passed"), ("members", "group", "passed")]
 
 
-def test_waits_of_tasks_are_events_and_those_of_a_barrier_are_one(seen: list[Event], store: FileStore) -> None:
+def test_waits_of_tasks_are_events_and_those_of_a_barrier_are_one(seen: list[TelemetryEvent], store: FileStore) -> None:
     async def come(rank: int) -> None:
         async with aio.open_store(store.path, timeout=LIMIT_S) as own:
             await aio.barrier(own, 2, key="b", rank=rank)
@@ -192,7 +194,7 @@ def test_pattern_of_a_name_has_a_star_for_each_number_or_long_id(name: str, patt
 # Deaths, holds, rounds
 
 
-def test_death_is_reported_by_the_process_that_records_it(seen: list[Event], store: FileStore) -> None:
+def test_death_is_reported_by_the_process_that_records_it(seen: list[TelemetryEvent], store: FileStore) -> None:
     with FileStore(store.path, rank=5) as other:
         number = other.register()
         in_thread(lambda: store.wait_sessions(["k"], [number]), other.close)
@@ -207,9 +209,9 @@ def test_death_that_a_compaction_finds_is_reported_without_the_lock_of_the_log(
 ) -> None:
     with FileStore(store.path, rank=5) as other:
         number = other.register()
-    found: list[Event] = []
+    found: list[TelemetryEvent] = []
 
-    def use(event: Event) -> None:
+    def use(event: TelemetryEvent) -> None:
         store.set("seen", "1")  # would fail or wait for ever under the lock or the mutex of the log
         found.append(event)
 
@@ -223,7 +225,9 @@ def test_death_that_a_compaction_finds_is_reported_without_the_lock_of_the_log(
 
 
 @pytest.mark.parametrize("how", ["check", "release"])
-def test_lost_lock_is_reported_once_when_the_holder_finds_out(seen: list[Event], store: FileStore, how: str) -> None:
+def test_lost_lock_is_reported_once_when_the_holder_finds_out(
+    seen: list[TelemetryEvent], store: FileStore, how: str
+) -> None:
     lock = Lock(PrefixStore("p", store), "l")
     lock.acquire()
     assert force_release(PrefixStore("p", store), "l", lock.token)
@@ -237,7 +241,7 @@ def test_lost_lock_is_reported_once_when_the_holder_finds_out(seen: list[Event],
     assert event.seconds >= 0
 
 
-def test_lost_lease_is_reported_by_the_thread_that_renews_it(seen: list[Event], store: FileStore) -> None:
+def test_lost_lease_is_reported_by_the_thread_that_renews_it(seen: list[TelemetryEvent], store: FileStore) -> None:
     lock = Lock(store, "l", ttl=0.2)
     lock.acquire()
     seen.clear()
@@ -249,7 +253,7 @@ def test_lost_lease_is_reported_by_the_thread_that_renews_it(seen: list[Event], 
     assert isinstance(event, HoldLost)
 
 
-def test_round_of_a_rendezvous_is_an_event_of_each_node(seen: list[Event], tmp_path: Path) -> None:
+def test_round_of_a_rendezvous_is_an_event_of_each_node(seen: list[TelemetryEvent], tmp_path: Path) -> None:
     handler = create_handler(
         RendezvousParameters("c10d", f"file:{tmp_path / 'store'}", "run", 1, 1, last_call_timeout=0)
     )
@@ -266,7 +270,7 @@ def test_round_of_a_rendezvous_is_an_event_of_each_node(seen: list[Event], tmp_p
 def test_callback_runs_in_the_thread_of_the_event_and_may_use_the_store(unrecorded: None, store: FileStore) -> None:
     threads: list[int] = []
 
-    def use(event: Event) -> None:
+    def use(event: TelemetryEvent) -> None:
         threads.append(threading.get_ident())
         with pytest.raises(StoreTimeoutError):
             store.get("never", timeout=0.01)  # its own waits are not reported
@@ -277,12 +281,12 @@ def test_callback_runs_in_the_thread_of_the_event_and_may_use_the_store(unrecord
 
 
 def test_exception_of_a_callback_is_logged_and_the_others_are_called(
-    seen: list[Event], store: FileStore, caplog: pytest.LogCaptureFixture
+    seen: list[TelemetryEvent], store: FileStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(event: Event) -> None:
+    def fail(event: TelemetryEvent) -> None:
         raise RuntimeError("broken")
 
-    after: list[Event] = []
+    after: list[TelemetryEvent] = []
     with caplog.at_level(logging.ERROR), subscribe(fail), subscribe(after.append):
         barrier(store, 1, "b", rank=0)
     assert (len(seen), len(after)) == (1, 1)
@@ -291,7 +295,7 @@ def test_exception_of_a_callback_is_logged_and_the_others_are_called(
 
 
 def test_interrupt_in_a_callback_ends_the_operation_and_the_next_event_is_reported(
-    seen: list[Event], store: FileStore
+    seen: list[TelemetryEvent], store: FileStore
 ) -> None:
     with subscribe(lambda _: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(KeyboardInterrupt):
         barrier(store, 1, "b", rank=0)
@@ -300,7 +304,7 @@ def test_interrupt_in_a_callback_ends_the_operation_and_the_next_event_is_report
 
 
 def test_closed_subscription_is_not_called_and_may_be_closed_twice(unrecorded: None, store: FileStore) -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     subscription = subscribe(events.append)
     barrier(store, 1, "b", rank=0)
     subscription.close()
@@ -309,7 +313,7 @@ def test_closed_subscription_is_not_called_and_may_be_closed_twice(unrecorded: N
     assert [event.name for event in events if isinstance(event, WaitEnded)] == ["b"]
 
 
-def test_forked_child_keeps_the_subscription(seen: list[Event], store: FileStore) -> None:
+def test_forked_child_keeps_the_subscription(seen: list[TelemetryEvent], store: FileStore) -> None:
     pid = os.fork()
     if pid == 0:
         barrier(store, 1, "b", rank=0)
@@ -321,7 +325,7 @@ def test_forked_child_keeps_the_subscription(seen: list[Event], store: FileStore
 def test_trace_that_begins_after_a_subscription_has_all_spans_from_then_on(
     begins_later: None, traces: Path, tmp_path: Path
 ) -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     with subscribe(events.append), FileStore(tmp_path / "s") as store:
         barrier(store, 1, "early", rank=0)
         assert not traces.exists()

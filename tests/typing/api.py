@@ -74,13 +74,16 @@ from fscoord.barriers import (
 )
 from fscoord.collectives import tree_barrier
 from fscoord.environment import Environment, RunId, detect, rank_and_world_size
-from fscoord.events import Event, HoldLost, RoundCompleted, SessionDied, Subscription, WaitEnded, subscribe
+from fscoord.events import HoldLost, RoundCompleted, SessionDied, Subscription, TelemetryEvent, WaitEnded, subscribe
 from fscoord.integrations.pytest import Once
 from fscoord.preemption import Preemption, requeue
 from fscoord.recipes import (
+    Condition,
     Contender,
+    CyclicBarrier,
     DoubleBarrier,
     Election,
+    Event,
     Item,
     Latch,
     Leader,
@@ -91,6 +94,7 @@ from fscoord.recipes import (
     Queue,
     QueuedItem,
     RankZeroFirst,
+    RateLimiter,
     ReadWriteLock,
     RLock,
     Semaphore,
@@ -354,6 +358,14 @@ def recipes(store: Store) -> None:
     with closing(Membership(store, "name").watch()) as groups:
         assert_type(next(groups), list[Participant])
     assert_type(Latch(store, "name", 3).count_down(), int)
+    assert_type(Event(store, "name").wait(timeout=5), bool)
+    with Condition(store, "name", Lock(store, "lock")) as condition:
+        assert_type(condition, Condition)
+        assert_type(condition.wait_for(lambda: "done", timeout=5), bool)
+        condition.notify(2)
+    assert_type(CyclicBarrier(store, "name", 2, timeout=5).wait(), int)
+    with RateLimiter(store, "name", 10, per=timedelta(minutes=1), burst=5) as limiter:
+        assert_type(limiter.try_acquire(2), bool)
     assert_type(once(store, "name", lambda: "value", timeout=5), bytes)
     assert_type(once(store, "name", lambda: "value", scope="host"), bytes)
 
@@ -413,6 +425,12 @@ async def tasks(store: aio.AsyncStore) -> None:
         assert_type((reader, again), tuple[aio.Hold, aio.RLock])
     assert_type(await aio.force_release(store, "name", 1), bool)
     assert_type(await aio.Latch(store, "name", 2).count_down(), int)
+    assert_type(await aio.Event(store, "name").wait(timeout=5), bool)
+    async with aio.Condition(store, "name", again) as condition:
+        assert_type(await condition.wait_for(lambda: "done", timeout=5), bool)
+    assert_type(await aio.CyclicBarrier(store, "name", 2, timeout=5).is_broken(), bool)
+    async with aio.RateLimiter(store, "name", 10, per=60, burst=5) as limiter:
+        assert_type(await limiter.try_acquire(2), bool)
     async with aio.DoubleBarrier(store, "name", 2, 0, timeout=5) as double:
         assert_type(double, aio.DoubleBarrier)
     async with aio.RankZeroFirst(store, "name", 1, 5) as first:
@@ -630,7 +648,7 @@ def of_rendezvous(
 
 
 def on_events() -> None:
-    def report(event: Event) -> None:
+    def report(event: TelemetryEvent) -> None:
         if isinstance(event, WaitEnded):
             assert_type((event.kind, event.seconds, event.rank, event.pattern), tuple[str, float, int | None, str])
         elif isinstance(event, SessionDied):

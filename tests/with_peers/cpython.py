@@ -6,15 +6,15 @@ The tests are the classes of `test.lock_tests` in the running Python's library. 
 from __future__ import annotations
 
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from test import lock_tests
 
-from fscoord import FileStore, recipes as ours
+from fscoord import BrokenBarrierError, FileStore, recipes as ours
 
 directory = tempfile.TemporaryDirectory(prefix="cpython-")
 store = FileStore(Path(directory.name) / "store", timeout=30)
@@ -27,7 +27,7 @@ def on_the_store(kind: type[Any]) -> Callable[..., Any]:
 
 # The store starts its threads here. The tests compare the number of threads before and after.
 with ours.Lock(store, "first") as first:
-    waiter = Thread(target=first.acquire, args=(True, 0.1))
+    waiter = threading.Thread(target=first.acquire, args=(True, 0.1))
     waiter.start()
     waiter.join()
 
@@ -42,3 +42,30 @@ class RLockTests(lock_tests.RLockTests):
 
 class BoundedSemaphoreTests(lock_tests.BoundedSemaphoreTests):
     semtype = staticmethod(on_the_store(ours.Semaphore))
+
+
+class EventTests(lock_tests.EventTests):
+    eventtype = staticmethod(on_the_store(ours.Event))
+
+
+class ConditionTests(lock_tests.ConditionTests):
+    @staticmethod
+    def condtype(lock: Any = None) -> Any:
+        return ours.Condition(store, uuid.uuid4().hex, lock)
+
+
+class Barrier(ours.CyclicBarrier):
+    """A barrier with the properties and the error of `threading`, because the tests name them."""
+
+    broken = property(ours.CyclicBarrier.is_broken)
+    n_waiting = property(ours.CyclicBarrier.n_waiting)  # type: ignore[assignment]
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return super().wait(timeout)
+        except BrokenBarrierError as error:
+            raise threading.BrokenBarrierError from error
+
+
+class BarrierTests(lock_tests.BarrierTests):
+    barriertype = staticmethod(on_the_store(Barrier))

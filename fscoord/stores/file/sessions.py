@@ -223,8 +223,7 @@ class Sessions(Store):
 
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> FileWait[Any]:
         if request.kind == CHANGES:
-            wait: FileWait[bool] = request.watch.new_wait(notifier.backend, request.timeout)
-            return wait
+            return cast("FileWatch", request.watch).new_wait(notifier.backend, request.timeout)
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
