@@ -224,7 +224,7 @@ def test_operation_means_the_same_to_the_client_of_torch(name: str, use_libuv: b
         MIXED[name](theirs, ours, "their ключ")
 
 
-def test_each_request_of_the_client_of_torch_is_tried_beside_ours() -> None:
+def test_requests_of_the_client_of_torch_are_all_tried_beside_ours() -> None:
     assert {name for name in dir(dist.TCPStore) if not name.startswith("_")} - NO_REQUESTS - MIXED.keys() == set()
 
 
