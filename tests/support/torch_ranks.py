@@ -25,8 +25,8 @@ _context.set_forkserver_preload(["torch.distributed", "fscoord.integrations.torc
 
 
 _kept: list[torch.Tensor] = []
-"""The tensors of finished collectives. `destroy_process_group` of torch 2.6 joins gloo's threads while it holds the GIL.
-A thread that drops the last reference to a tensor that Python knew needs the GIL, so it would never end."""
+"""The tensors of collectives. torch 2.6 destroys a process group while it holds the GIL, and joins gloo's threads. Such
+a thread needs the GIL if it drops the last reference to a tensor that Python had, and both would wait for ever."""
 
 
 class Refused(Exception):
