@@ -96,6 +96,7 @@ def test_suite_of_tooz_passes(tmp_path: Path, url: str) -> None:
     report = tmp_path / "junit.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     command += [f"--junit-xml={report}", "--pyargs", "tooz.tests.test_coordination", "tooz.tests.test_partitioner"]
+    command += ["-k", "not Zake"]  # tooz 7 has tests there of a driver of its own, which needs another package
     # Without the variables of the run that runs this test.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
