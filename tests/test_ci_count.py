@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 import pytest
+from support.torch_lacks import LACKS
 
 pytestmark = pytest.mark.once
 
@@ -24,7 +25,9 @@ def report(version: str, tests: dict[str, str], inside: dict[str, str]) -> str:
     cases = []
     for name, marker in tests.items():
         held = f"<properties><property name='marker' value='{marker}'/></properties>" if marker else ""
-        cases.append(f"<testcase classname='tests.t' name={quoteattr(name)}>{held}{inside.get(name, '')}</testcase>")
+        module, _, function = name.rpartition("::")
+        where = f"classname={quoteattr(module or 'tests.t')} name={quoteattr(function)}"
+        cases.append(f"<testcase {where}>{held}{inside.get(name, '')}</testcase>")
     failed = sum("<failure" in said for said in inside.values())
     head = f"<testsuite name='pytest' errors='0' failures='{failed}' tests='{len(cases)}'>"
     python = f"<properties><property name='python' value='{version}'/></properties>"
@@ -135,7 +138,7 @@ def test_count_fails_for_a_skipped_test_and_names_its_reason(run: Run) -> None:
     run.put("etcd", "3.10", {"server": "", "client": ""}, server="<skipped message='no etcd'/>")
     good, said = run.count()
     assert not good
-    assert "skipped on 3.10: tests.t::server: no etcd" in said
+    assert "skipped in etcd on 3.10: tests.t::server: no etcd" in said
     assert said.splitlines()[-1] == "10 passed, 1 failed"
 
 
@@ -152,6 +155,45 @@ def test_count_fails_for_a_failed_stage_although_each_test_passed(run: Run) -> N
     good, said = run.count()
     assert not good
     assert "stage failed: lint   3 s  failed" in said
+
+
+TORCH_LACKS = f"<skipped message='{LACKS}TCPStore.queue_push'/>"
+QUEUES = {"store": "", "queues": ""}
+
+
+def test_count_accepts_and_names_what_an_older_torch_lacks_and_the_newest_has_run(run: Run) -> None:
+    run.put("torch", "3.11", QUEUES | {"tests.benchmarks::time": ""})
+    run.put("torch2.6", "3.11", QUEUES, queues=TORCH_LACKS)
+    good, said = run.count()
+    assert good
+    assert "lacked in torch2.6: tests.t::queues: this torch lacks TCPStore.queue_push\n" in said
+    assert said.splitlines()[-1] == "13 passed, 0 failed"
+
+
+@pytest.mark.parametrize("newest", ["", TORCH_LACKS, "<failure message='broken'/>", None])
+def test_count_fails_for_what_no_torch_has_run(newest: str | None, run: Run) -> None:
+    if newest is not None:
+        run.put("torch", "3.11", QUEUES if newest else {"store": ""}, queues=newest)
+    run.put("torch2.6", "3.11", QUEUES, queues=TORCH_LACKS)
+    good, said = run.count()
+    assert not good
+    assert "skipped in torch2.6 on 3.11: tests.t::queues: this torch lacks TCPStore.queue_push" in said
+
+
+def test_count_fails_for_another_reason_although_the_newest_torch_has_run_the_test(run: Run) -> None:
+    run.put("torch", "3.11", QUEUES)
+    run.put("torch2.6", "3.11", QUEUES, queues="<skipped message='no network'/>")
+    good, said = run.count()
+    assert not good
+    assert "skipped in torch2.6 on 3.11: tests.t::queues: no network" in said
+
+
+def test_count_names_a_test_that_an_older_torch_left_out_of_a_module_that_it_ran(run: Run) -> None:
+    run.put("torch", "3.11", QUEUES)
+    run.put("torch2.6", "3.11", {"store": ""})
+    good, said = run.count()
+    assert not good
+    assert "left out in torch2.6: tests.t::queues" in said
 
 
 @pytest.mark.parametrize("processes", ["0", "1"])

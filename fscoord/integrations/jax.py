@@ -189,12 +189,13 @@ def _add_detection() -> None:
 
         if ClusterEnv.opt_in_only_method is not False:
             raise AttributeError("its ClusterEnv.opt_in_only_method is not False")
+        registry = ClusterEnv._cluster_types
     except (ImportError, AttributeError) as error:
         text = "this JAX has no cluster_detection_method=%r (%s): call fscoord.integrations.jax.initialize"
         logger(__name__).info(text, DETECTION_METHOD, error)
         return
 
-    class FscoordCluster(ClusterEnv):  # JAX keeps every subclass in a list
+    class FscoordCluster(ClusterEnv):  # JAX appends every subclass to the registry
         """Gives JAX the ranks of `fscoord.environment`, and a coordinator from the store in ``FSCOORD_STORE``."""
 
         name = DETECTION_METHOD
@@ -230,6 +231,9 @@ def _add_detection() -> None:
         def get_local_process_id(cls) -> int | None:
             ids = _local_device_ids()
             return ids[0] if ids else None
+
+    # JAX compares the names of the classes from the first on; in 0.9.0 and older, one of JAX's own has no name.
+    registry.insert(0, registry.pop())
 
 
 _add_detection()

@@ -3,7 +3,7 @@
 `FscoordJournalStorage` is a ``JournalStorage`` that also fails the trials of dead processes.
 
 The backend implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py``
-(Optuna 4.5 to 5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads
+(Optuna 4.7 to 5.0). The journal is a list of log entries, which are numbered from 0. Optuna appends entries, and reads
 all entries from a given number on.
 
 **Layout.** The entries are stored in *segments*, which are values of the store. The key of a segment is the number of

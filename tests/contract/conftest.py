@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.etcd_server import Server
 from support.places import KINDS, Place, etcd, open_tcp
+from support.torch_lacks import LACKS
 
 from fscoord.errors import StoreError
 from fscoord.store import Store
@@ -40,7 +41,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return (yield)
     except StoreError as error:
         if item.get_closest_marker("torch") and LACKED.search(str(error)):
-            pytest.skip(str(error))
+            pytest.skip(f"{LACKS}what the test needs: {error}")
         raise
 
 

@@ -24,6 +24,11 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "fscoord.integrations.torch"])
 
 
+_kept: list[torch.Tensor] = []
+"""The tensors of collectives. torch 2.6 destroys a process group while it holds the GIL, and joins gloo's threads. Such
+a thread needs the GIL if it drops the last reference to a tensor that Python had, and both would wait for ever."""
+
+
 class Refused(Exception):
     """An error in the other process: the name of its class, that of its cause, and its message."""
 
@@ -100,6 +105,7 @@ def meet(path: str, rank: int, world_size: int, limit: float = HANG_S, query: st
 
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=world_size, timeout=wait)
     total = torch.tensor([rank])
+    _kept.append(total)
     dist.all_reduce(total)
     return int(total)
 

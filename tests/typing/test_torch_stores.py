@@ -48,7 +48,7 @@ def test_stores_of_torch_fit_where_docs_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", ["torch_stores.py", "torch_adapter.py"])
 def test_stores_of_the_real_torch_fit_too(program: str, tmp_path: Path) -> None:
     if not any("def multi_get" in method for method in methods_of_torch()["Store"]):
-        pytest.skip("the types of this torch have no Store.multi_get, which get_all and synchronize call")
+        pytest.skip("this torch lacks Store.multi_get in its types, which get_all and synchronize call")
     assert complaints(program, tmp_path) == ""
 
 
@@ -56,7 +56,7 @@ def test_stores_of_the_real_torch_fit_too(program: str, tmp_path: Path) -> None:
 def test_stubs_here_are_those_of_torch() -> None:
     ours, theirs = methods(STUBS / "torch" / "distributed.pyi"), methods_of_torch()
     if not any("def list_keys" in method for method in theirs["Store"]):
-        pytest.skip("the types of this torch are older than the stubs: they have no Store.list_keys")
+        pytest.skip("this torch lacks Store.list_keys in its types: they are older than the stubs")
     assert len(ours) == 5
     for name, signatures in ours.items():
         assert signatures - theirs[name] == set(), name  # a newer torch may have more

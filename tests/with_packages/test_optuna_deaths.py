@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
     pytest.mark.filterwarnings(
         "ignore:RetryFailedTrialCallback has been deprecated:FutureWarning"
-    ),  # the only name in Optuna 4.5
+    ),  # the only name in Optuna 4.7
     pytest.mark.filterwarnings("ignore:Heartbeat of storage is supposed to be used:UserWarning"),
 ]
 

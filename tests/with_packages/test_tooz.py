@@ -96,6 +96,7 @@ def test_suite_of_tooz_passes(tmp_path: Path, url: str) -> None:
     report = tmp_path / "junit.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     command += [f"--junit-xml={report}", "--pyargs", "tooz.tests.test_coordination", "tooz.tests.test_partitioner"]
+    command += ["-k", "not (ZakeTest or IPCTest or FileTest)"]  # they are of tooz's own drivers
     # Without the variables of the run that runs this test.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
@@ -117,7 +118,7 @@ def test_suite_of_tooz_passes(tmp_path: Path, url: str) -> None:
     }
     assert skipped == SKIPPED
     assert not [case.attrib["name"] for case in cases for _ in (*case.iter("failure"), *case.iter("error"))]
-    assert len(cases) - len(skipped) >= 94  # that many in tooz 9.1.0
+    assert len(cases) - len(skipped) >= 77  # that many in tooz 7.0.0; 84 in 9.1.0
 
 
 def test_characteristics_can_be_asked_for(url: str) -> None:

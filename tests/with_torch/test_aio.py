@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 from support.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_loop
 from support.places import open_tcp
+from support.torch_lacks import needs
 
 from fscoord.store import Store
 from fscoord.testing.contract.handles import Handles, Members
@@ -35,18 +36,13 @@ def place(tcp: Store) -> Iterator[Any]:
         yield place
 
 
-if hasattr(dist.TCPStore, "list_keys"):  # the contract needs queues and a list of keys, which an older server lacks
-
-    class TestTCP(Handles, Waiting, Members):
-        """The tests of Ctrl-C are left out, because the thread of the loop gets none."""
-
-
-NEEDS_QUEUES = pytest.mark.skipif(
-    not hasattr(dist.TCPStore, "queue_push"), reason="the server of this torch keeps no queues"
-)
+@needs(dist.TCPStore, "list_keys")
+@needs(dist.TCPStore, "queue_push")
+class TestTCP(Handles, Waiting, Members):
+    """The tests of Ctrl-C are left out, because the thread of the loop gets none."""
 
 
-@pytest.mark.parametrize("work", [pytest.param(many_wait, marks=NEEDS_QUEUES), one_at_a_time])
+@pytest.mark.parametrize("work", [pytest.param(many_wait, marks=needs(dist.TCPStore, "queue_push")), one_at_a_time])
 def test_tasks_share_a_handle(tcp: Store, work: Any, capfd: pytest.CaptureFixture[str]) -> None:
     in_a_loop(work, tcp)
     assert capfd.readouterr().err == ""

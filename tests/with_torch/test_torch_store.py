@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from support.places import HANG_S, start_thread
+from support.torch_lacks import LACKS
 from torch.distributed.elastic.utils import store as store_util
 
 import fscoord
@@ -241,6 +242,8 @@ def test_closed_store_is_collected() -> None:
 
 
 def test_clone_works_in_another_thread_while_the_store_waits(store: dist.Store) -> None:
+    if not hasattr(store, "clone"):
+        pytest.skip(f"{LACKS}Store.clone")
     other = store.clone()
     waiting = start_thread(store.get, "k")
     other.set("k", "v")

@@ -97,7 +97,8 @@ class TCPStore(Store):
             no queues.
 
     Raises:
-        ValueError: `world_size` is 0, or `port` is 0 and this process is not the master.
+        ValueError: `world_size` is 0, or `port` is 0 and this process is not the master. Or `use_libuv` is True, and
+            the installed torch has no such server, or one that does not accept `master_listen_fd`, as torch 2.6.
         ImportError: this process is the master, and torch is not installed.
         StoreUnavailableError: no server answers at the address, or the port is taken.
         StoreTimeoutError: fewer than `world_size` stores connected in time.

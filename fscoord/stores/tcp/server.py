@@ -29,7 +29,7 @@ class Server:
 
     Raises:
         ImportError: torch is not installed.
-        ValueError: this torch was built without libuv.
+        ValueError: this torch was built without libuv, or its server with libuv accepts no listening socket.
         StoreUnavailableError: the port is taken, or the server did not start within `limit` seconds.
     """
 

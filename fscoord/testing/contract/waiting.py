@@ -134,6 +134,7 @@ class Waiting(ContractTests):
         assert waiter.result is None
 
     def test_push_wakes_a_waiter_for_the_queue_and_a_pop(self, place: Place, store: Store) -> None:
+        assert store.queue_len("q") == 0
         with start_thread(place.open().wait, ["q"]) as waiter, start_thread(place.open().queue_pop, "q") as popper:
             store.queue_push("q", "1")
             store.queue_push("q", "2")
