@@ -70,7 +70,8 @@ from fscoord.stores.url import open_store
 __version__ = "0.1.0"
 
 _MODULES = (
-    "aio barriers environment events inspect integrations launch preemption recipes rendezvous status testing visibility"
+    "aio barriers environment events inspect integrations launch preemption recipes rendezvous status testing"
+    " visibility"
 ).split()
 """The public modules that `import fscoord` does not import."""
 
