@@ -345,10 +345,12 @@ PUBLIC_MODULES = [
     "integrations.optuna",
     "integrations.tooz",
     "integrations.torch",
+    "inspect",
     "launch",
     "preemption",
     "recipes",
     "rendezvous",
+    "status",
     "testing",
     "visibility",
 ]
