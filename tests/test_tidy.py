@@ -350,7 +350,6 @@ PUBLIC_MODULES = [
     "preemption",
     "recipes",
     "rendezvous",
-    "status",
     "testing",
     "visibility",
 ]
