@@ -19,7 +19,10 @@ barriers        barriers for programs that save checkpoints
 rendezvous      nodes that come and go; launch: the launcher, which is the command fscoord run
 integrations    torch, optuna, jax, dask, lightning, tooz, filelock
 testing         stores that fail on demand, and a test suite for a store of your own
-environment, preemption, visibility
+environment     rank, world size and run id, as the launcher gives them; preemption: all ranks stop at the same step
+visibility      wait until this host sees a file of another host
+status          what each process does now; events: call your function when a wait ends or a death is found
+inspect         read, check, repair and copy the log of a file store
 
 Shell: fscoord --help. A job hangs: fscoord ps PATH.
 """
@@ -69,7 +72,10 @@ from fscoord.stores.url import open_store
 
 __version__ = "0.1.0"
 
-_MODULES = "aio barriers environment integrations launch preemption recipes rendezvous testing visibility".split()
+_MODULES = (
+    "aio barriers environment events inspect integrations launch preemption recipes rendezvous status testing"
+    " visibility"
+).split()
 """The public modules that `import fscoord` does not import."""
 
 

@@ -56,6 +56,9 @@ def work(store: Store, directory: str, rank: int, world_size: int, *, kill: bool
         sys.stderr.write(f"fscoord: rank {rank} goes on without the lost ranks: {error}\n")
         while len(store.list_keys("counts/")) < len(files):  # a file that the dead rank had taken returns to the queue
             _count_files(store, queue, Path(directory), rank, files, 0.1)
+        store.set(f"goes on/{rank}", "")
+        for other in range(world_size):  # a rank that leaves earlier counts as lost for those still at the barrier
+            store.wait_alive([f"goes on/{other}"], [other])
 
 
 def _count_files(store: Store, queue: Queue, directory: Path, rank: int, files: list[str], timeout: float) -> None:

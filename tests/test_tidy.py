@@ -346,6 +346,7 @@ PUBLIC_MODULES = [
     "integrations.optuna",
     "integrations.tooz",
     "integrations.torch",
+    "inspect",
     "launch",
     "preemption",
     "recipes",

@@ -701,7 +701,8 @@ class Log:
             names = [session.name for session in self.table.sessions.values() if session.world_size == theirs]
             raise ValueError(
                 f"{self.path}: world_size is {world_size} here, and {names[0] if names else 'another participant'} has"
-                f" opened it with world_size={theirs}; pass the same number in all processes, or use another path"
+                f" opened it with world_size={theirs}; pass the same number in all processes, or give this start"
+                " a path or run_id of its own"
             )
 
     def _check_rank(self, rank: int | None) -> None:

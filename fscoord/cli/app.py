@@ -54,7 +54,11 @@ OTHER_NAMES: Final = {
     "help": "--help",
     "version": "--version",
     "ls": "keys",
+    "list": "keys",
+    "cat": "get KEY",
     "rm": "delete",
+    "unlock": "break-lock NAME",
+    "status": "ps",
     "put": "set KEY VALUE' or 'fscoord put-item QUEUE VALUE",
 }
 """Maps a verb of other commands to the words to type here."""
@@ -68,7 +72,8 @@ class _Verbs(click.Group):
         if instead is not None:
             if args[0] == "help" and args[1:2] and args[1] in self.commands:
                 instead = f"{args[1]} --help"
-            raise click.UsageError(f"there is no verb {args[0]!r}: type 'fscoord {instead}'", ctx)
+            context = None if instead.endswith("--help") else ctx  # the message already says how to get help
+            raise click.UsageError(f"there is no verb {args[0]!r}: type 'fscoord {instead}'", context)
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord._arguments import MalformedText, parse_uint63, words_in
-from fscoord._log.format.control_records import decode_death
+from fscoord._log.format.control_records import Failure, decode_death
 from fscoord._log.format.record import MalformedRecord, decode_changes
 from fscoord._runtime.escaping import printable
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE
@@ -31,6 +31,8 @@ class RecordWords:
             elif entry.kind == "death":
                 number = decode_death(value)
                 return f"session {number} ({self._owners.get(number, 'unknown')}) was found dead"
+            elif entry.kind == "failure":
+                return _failure(Failure.decode(value))
             elif entry.kind in ("multi_set", "transaction"):
                 return ", ".join(_change(name, each) for name, each in decode_changes(value))
             elif entry.kind == "append" and key.endswith(ARRIVALS):
@@ -44,6 +46,12 @@ class RecordWords:
         except (MalformedText, MalformedRecord):  # another program wrote this value, to a key that looks like ours
             pass
         return None
+
+
+def _failure(failure: Failure) -> str:
+    how = f"left by {failure.reason}" if failure.reason else "was found dead"
+    before = ", which ended the run before" if failure.is_previous else ""
+    return printable(f"{failure.session.name} {how}{before}")
 
 
 def _word(key: bytes) -> str:

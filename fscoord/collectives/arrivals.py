@@ -250,7 +250,7 @@ class Arrivals:
         if missing:
             mixed = self._store.check([call.prefix + b"/num_members"])
             hint = "; some callers gave no rank: all callers must give a rank, or none" if mixed else ""
-            raise call.time_out("waiting on barrier", missing, error, self._store, hint) from error
+            raise call.time_out("waiting on barrier", missing, error, self._store, hint) from None
 
     def _has_ended(self, rounds: Rounds) -> bool:
         """Return whether all ranks have arrived in the present round, to which this rank has added its arrival.

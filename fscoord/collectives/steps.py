@@ -163,7 +163,7 @@ def _broadcast(
     try:
         yield from _await_keys(call, [key])
     except StoreTimeoutError as error:
-        raise call.time_out("in broadcast", [source], error, store) from error
+        raise call.time_out("in broadcast", [source], error, store) from None
     return store.get(key)
 
 
@@ -215,7 +215,7 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
             keys=error.keys,
             holder=error.holder,
             waited=system.time.monotonic() - start,
-        ) from error
+        ) from None
 
 
 def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps[list[bytes]]:
@@ -228,7 +228,7 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
     except StoreTimeoutError as error:
         missing = arrivals.record_time_out()
         if missing:
-            raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from error
+            raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from None
     return values
 
 
@@ -252,7 +252,7 @@ def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitStep
     except StoreTimeoutError as error:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
-            raise call.time_out(f"in {what}", missing, error, store) from error
+            raise call.time_out(f"in {what}", missing, error, store) from None
     return store.multi_get(keys)
 
 

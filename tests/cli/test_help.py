@@ -77,6 +77,10 @@ def test_help_lists_the_verbs_by_subject_before_options_and_exit_codes(fscoord):
         (["help", "lock"], "'fscoord lock --help'"),
         (["version"], "'fscoord --version'"),
         (["ls"], "'fscoord keys'"),
+        (["list"], "'fscoord keys'"),
+        (["cat", "key"], "'fscoord get KEY'"),
+        (["unlock", "name"], "'fscoord break-lock NAME'"),
+        (["status"], "'fscoord ps'"),
         (["rm", "key"], "'fscoord delete'"),
         (["put", "key", "value"], "'fscoord set KEY VALUE' or 'fscoord put-item QUEUE VALUE'"),
     ],
@@ -84,7 +88,8 @@ def test_help_lists_the_verbs_by_subject_before_options_and_exit_codes(fscoord):
 def test_verb_of_other_commands_is_answered_with_what_to_type(fscoord, words, instead):
     done = fscoord(*words)
     assert (done.code, done.out) == (64, b"")
-    assert f"there is no verb '{words[0]}': type {instead} (" in done.err
+    hint = "" if instead.endswith("--help'") else " ('fscoord --help' explains)"
+    assert done.err == f"fscoord: there is no verb '{words[0]}': type {instead}{hint}\n"
     for verb in re.findall(r"fscoord ([\w-]+)", instead):
         assert verb in VERBS or verb.startswith("--")
 

@@ -81,6 +81,15 @@ def test_death_names_the_session_and_the_process_that_was_found_dead(fscoord, pa
     assert death == f"death - session {number} ({ME}) was found dead"
 
 
+def test_failure_names_the_rank_and_the_exception_by_which_it_left(fscoord, path):
+    with pytest.raises(OSError, match="disk"), FileStore(path, 2, rank=1):
+        raise OSError("the disk is full")
+    assert dumped(fscoord)[-1] == f"failure - rank 1 ({ME}) left by OSError"
+    with FileStore(path, 2, rank=0) as store:  # a new run
+        store.set("k", "v")
+        assert f"failure - rank 1 ({ME}) left by OSError, which ended the run before" in dumped(fscoord)
+
+
 def test_arrivals_at_a_barrier_and_its_end_are_told_in_words(fscoord, path):
     with FileStore(path, rank=0) as store:
         with pytest.raises(StoreTimeoutError):

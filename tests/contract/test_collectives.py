@@ -6,6 +6,7 @@ import fcntl
 import gc
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -417,6 +418,21 @@ def test_rank_zero_names_the_ranks_that_have_not_finished(place: Place, store: S
     assert error.missing_ranks == ("1", "3")
     assert "finish" in str(error)
     assert "key prefix: p (world_size=4, missing_ranks=[1, 3], timeout=0.05)" in str(error)
+
+
+@pytest.mark.parametrize("call", ["barrier", "get_all", "synchronize", "broadcast", "Store.barrier"])
+def test_traceback_of_a_time_out_shows_one_error_which_names_all(store: Store, call: str) -> None:
+    """The error of the wait inside has nothing more to tell, so it is not shown above."""
+    calls: dict[str, Callable[[], object]] = {
+        "barrier": lambda: barrier(store, 2, "p", 0, rank=0),
+        "get_all": lambda: get_all(store, 0, "p", 2, timeout=0),
+        "synchronize": lambda: synchronize(store, b"data", 0, 2, "p", 0),
+        "broadcast": lambda: broadcast(store, None, 1, 2, "p", source=0, timeout=0),
+        "Store.barrier": lambda: store.barrier("p", 2, 0),
+    }
+    error = timed_out(calls[call])
+    assert error.keys
+    assert sum(line.startswith("Traceback") for line in traceback.format_exception(error)) == 1
 
 
 def test_rank_zero_may_try_again_after_others_have_finished(place: Place, store: Store) -> None:

@@ -80,7 +80,7 @@ def test_modules_of_the_package_are_shown_and_imported_at_their_first_use() -> N
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "Lock fscoord.aio.recipes False\n"
-    assert {"recipes", "aio", "FileStore", "barrier"} <= set(dir(fscoord))
+    assert {"recipes", "aio", "FileStore", "barrier", "status", "events", "inspect"} <= set(dir(fscoord))
 
 
 @pytest.mark.parametrize("kind", RECIPES)
