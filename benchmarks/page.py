@@ -1,7 +1,7 @@
 """`python -m benchmarks.page RESULTS`: put the results of `--only meet --json RESULTS` on the pages of performance.
 
 The tables stand between marks of docs/performance.md and docs/contributors/performance.md. The picture is
-drawn anew. With `--check` the program writes nothing, and the exit status says whether the pages agree with the results.
+drawn anew. With `--check` the program writes nothing, and the exit status says whether the pages agree with it.
 """
 
 from __future__ import annotations
