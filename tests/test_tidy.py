@@ -412,7 +412,7 @@ def test_pages_on_the_tests_name_only_tests_that_are_there() -> None:
     sources = [path.read_text(encoding="utf-8") for folder in ("tests", "fscoord") for path in walk(folder)]
     there = set(re.findall(r"^ *def (test_\w+)", "\n".join(sources), re.MULTILINE))
     named = set(re.findall(r"`(test_\w+)`", "".join(pages)))
-    assert len(named) > 50
+    assert len(named) > 40
     assert named <= there, f"no such tests: {sorted(named - there)}"
 
 
