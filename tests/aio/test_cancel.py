@@ -11,7 +11,7 @@ from aio.tasks import at_each_await, outcome, seen
 
 from fscoord import HashStore, aio
 from fscoord.aio import AsyncStore
-from fscoord.recipes import Lock, Queue
+from fscoord.recipes import Lock, Partitioner, Queue
 from fscoord.store import Store
 
 Make = Callable[[Store], AsyncStore]
@@ -197,6 +197,21 @@ def test_member_that_is_cancelled_while_it_joins_does_not_take_part(
             group = aio.Membership(every_call_is_an_await(store), "g")
             joined = await outcome(cancelled(group.join(), persists=persists))
             assert len(group._core.members()) == (joined is not asyncio.CancelledError)
+
+    assert asyncio.run(at_each_await(act)) >= 1
+
+
+@persistence
+def test_member_that_is_cancelled_while_it_joins_holds_no_partition(
+    persists: bool, every_call_is_an_await: Make
+) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            group = aio.Partitioner(every_call_is_an_await(store), "p", 2)
+            joined = await outcome(cancelled(group.join(), persists=persists))
+            assert bool(group.partitions) == (joined is not asyncio.CancelledError)
+            with Partitioner(store, "p", 2) as other:
+                assert bool(other.partitions) == (joined is asyncio.CancelledError)
 
     assert asyncio.run(at_each_await(act)) >= 1
 

@@ -60,6 +60,23 @@ def of_a_group(group: Any) -> list[Callable[[], Any]]:
     return [group.join, group.members, lambda: group.update(b"more"), lambda: group.observe(timeout=0), group.leave]
 
 
+def of_a_partitioner(group: Any) -> list[Callable[[], Any]]:
+    return [group.join, group.rebalance, lambda: group.wait_changed(timeout=0), group.leave]
+
+
+def as_a_member(group: Any, **limit: Any) -> Any:
+    """Wait for a change of the partitions of `group`, a `Partitioner`, in the group. It alone holds all of them."""
+
+    async def as_a_task() -> Any:
+        async with group:
+            return await group.wait_changed(**limit)
+
+    if hasattr(group, "__aenter__"):
+        return as_a_task()
+    with group:
+        return group.wait_changed(**limit)
+
+
 RECIPES: dict[str, Recipe] = {
     "Lock": Recipe(of_a_hold),
     "RLock": Recipe(of_a_hold),
@@ -114,6 +131,14 @@ RECIPES: dict[str, Recipe] = {
         lambda group: group.join(),
         "a change of the group",
         "a change of the group 'NAME'",
+    ),
+    "Partitioner": Recipe(
+        of_a_partitioner,
+        (2,),
+        as_a_member,
+        lambda group: group.join(),
+        "a change of the partitions of",
+        "a change of the partitions of 'NAME'",
     ),
     "Fenced": Recipe(lambda value: [lambda: value.set(b"data", value.token() or 3), value.get, value.token]),
 }
