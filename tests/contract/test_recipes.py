@@ -524,7 +524,7 @@ def held_once(*groups: Partitioner) -> list[int]:
     return [len(group.partitions) for group in groups]
 
 
-def test_partitions_are_shared_out_evenly_and_move_only_when_their_holder_gives_them_up(store: Store) -> None:
+def test_partitions_are_shared_out_evenly_and_move_when_given_up(store: Store) -> None:
     first, second, third = (Partitioner(store, "p", 7) for _ in range(3))
     first.join()
     assert held_once(first) == [7]

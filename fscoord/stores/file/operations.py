@@ -212,7 +212,8 @@ class Decisions:
         return holds, kind if holds else 0, operation.value
 
     def _decide_transaction(self, operation: Operation) -> tuple[bool, int, bytes]:
-        if any(self._get(key) != expected for key, expected in record.decode_changes(operation.expected)):
+        expected = list(record.decode_changes(operation.expected))
+        if [(key, self._get(key)) for key, _ in expected] != expected:
             return False, 0, b""
         changes: list[tuple[bytes, bytes | None]] = list(record.decode_changes(operation.value))
         for index in range(len(changes) - operation.world_size, len(changes)):
