@@ -601,6 +601,27 @@ def test_partitions_of_a_closed_member_are_taken_over(tmp_path: Path) -> None:
     place.close()
 
 
+def test_partitions_of_killed_members_go_to_the_living_and_no_partition_has_two_holders(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+
+    def is_shared_out_among(count: int) -> bool:
+        rows = [row.split(b" ") for row in store.get("p/shares", default=b"").split(b"\n")[1:]]
+        return len(rows) == count and sorted(len(row[3].split(b",")) for row in rows if row[3]) == [6 // count] * count
+
+    with Workers(place.spec(), "share_out", [["p", 6]] * 3) as workers:
+        start(store, 3)
+        until(lambda: is_shared_out_among(3))
+        killed, *living = workers.processes
+        killed.kill()
+        until(lambda: is_shared_out_among(2))
+        store.set("stop", "1")
+        for process in living:
+            complaint = process.communicate(timeout=HANG_S)[1]
+            assert process.returncode == 0, complaint
+    place.close()
+
+
 def test_member_that_was_taken_for_dead_is_told(store: Store) -> None:
     first = Partitioner(store, "p", 3)
     first.join()

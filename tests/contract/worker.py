@@ -25,7 +25,18 @@ from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize, tree_barrier
 from fscoord.collectives.tree import TreeCall
 from fscoord.errors import FscoordError, LockLostError, QueueEmptyError, StaleTokenError, StoreTimeoutError
-from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, RankZeroFirst, ReadWriteLock, Semaphore, once
+from fscoord.recipes import (
+    Election,
+    Fenced,
+    Lock,
+    Membership,
+    Partitioner,
+    Queue,
+    RankZeroFirst,
+    ReadWriteLock,
+    Semaphore,
+    once,
+)
 from fscoord.store import Store, run_blocking
 from fscoord.stores.file import FileStore
 
@@ -317,6 +328,15 @@ def take_part(store: Store, name: str, data: str) -> None:
     """Take part in a group, to be killed."""
     Membership(store, name, data).join()
     store.wait(["never"])
+
+
+def share_out(store: Store, name: str, partitions: int) -> None:
+    """Work on the partitions of this member until the key "stop" is there: a second holder of one would be refused."""
+    with Partitioner(store, name, partitions) as group:
+        while not store.check(["stop"]):
+            for number, token in group.partitions.items():
+                Fenced(store, f"shard/{number}").set(b"", token)
+            group.rebalance()
 
 
 def linger(store: Store) -> None:
