@@ -601,7 +601,7 @@ def test_partitions_of_a_closed_member_are_taken_over(tmp_path: Path) -> None:
     place.close()
 
 
-def test_partitions_of_killed_members_go_to_the_living_and_no_partition_has_two_holders(tmp_path: Path) -> None:
+def test_partitions_of_a_killed_member_go_to_the_living_and_have_one_holder_each(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
 
