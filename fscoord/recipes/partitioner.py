@@ -251,7 +251,7 @@ class Partitioner(Undoable):
 
         group = self._change(balance)
         self._held = dict(_held_by(group, name))
-        if not any(each.id == name for each in group.shares):
+        if name not in [each.id for each in group.shares]:
             self._me = None
             raise LockLostError(
                 f"this member of the partitioner {self.name!r} was taken for dead, so other members may hold its"
@@ -292,7 +292,7 @@ class Partitioner(Undoable):
 
 def _held_by(group: _Group, name: str) -> dict[int, int]:
     """Return the partitions of the member `name`; none if there is no such member."""
-    return next((each.held for each in group.shares if each.id == name), {})
+    return {each.id: each.held for each in group.shares}.get(name, {})
 
 
 def _balanced(group: _Group, name: str) -> _Group:

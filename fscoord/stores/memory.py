@@ -288,7 +288,7 @@ class HashStore(Store):
         with self._shared.lock:
             self._check_open()
             values = self._shared.values
-            if any(values.get(key) != expected for key, expected in compared.items()):
+            if {key: values.get(key) for key in compared} != compared:
                 return False
             sums = {key: b"%d" % counter_sum(values.get(key), amount, key) for key, amount in added.items()}
             self._shared.put([*present.items(), *sums.items()], deleted)

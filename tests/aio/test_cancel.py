@@ -12,7 +12,7 @@ from aio.tasks import at_each_await, outcome, seen
 
 from fscoord import BrokenBarrierError, HashStore, aio
 from fscoord.aio import AsyncStore
-from fscoord.recipes import Lock, Queue
+from fscoord.recipes import Lock, Partitioner, Queue
 from fscoord.store import Store
 
 Make = Callable[[Store], AsyncStore]
@@ -307,3 +307,18 @@ def test_values_that_another_task_changes_during_the_call_are_written_as_given(
         store.store.close()
 
     asyncio.run(run())
+
+
+@persistence
+def test_member_that_is_cancelled_while_it_joins_holds_no_partition(
+    persists: bool, every_call_is_an_await: Make
+) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            group = aio.Partitioner(every_call_is_an_await(store), "p", 2)
+            joined = await outcome(cancelled(group.join(), persists=persists))
+            assert bool(group.partitions) == (joined is not asyncio.CancelledError)
+            with Partitioner(store, "p", 2) as other:
+                assert bool(other.partitions) == (joined is asyncio.CancelledError)
+
+    assert asyncio.run(at_each_await(act)) >= 1

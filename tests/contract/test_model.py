@@ -135,6 +135,16 @@ class FileAgainstModel(RuleBasedStateMachine):
     def multi_set(self, handle: int, keys: list[Any], values: list[Any]) -> None:
         self.both(handle, lambda store: store.multi_set(keys, values))
 
+    @rule(
+        handle=HANDLE,
+        compared=st.dictionaries(KEYS, st.none() | VALUES, max_size=1),
+        present=st.dictionaries(KEYS, VALUES, max_size=2),
+        added=st.dictionaries(KEYS, AMOUNTS, max_size=1),
+        deleted=SOME_KEYS,
+    )
+    def transact(self, handle: int, compared: Any, present: Any, added: Any, deleted: list[Any]) -> None:
+        self.both(handle, lambda store: store.transact(compare=compared, set=present, add=added, delete=deleted))
+
     @rule(handle=HANDLE, key=KEYS, value=VALUES)
     def queue_push(self, handle: int, key: Any, value: Any) -> None:
         self.both(handle, lambda store: store.queue_push(key, value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from support.third_party import place_of
 from fscoord import aio, recipes
 from fscoord._runtime import system
 from fscoord.errors import BarrierError, BrokenBarrierError, LockLostError, StoreTimeoutError, WorkFailedError
-from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, RankZeroFirst, election, latch, once
+from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, Partitioner, RankZeroFirst, election, latch, once
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
@@ -511,3 +512,134 @@ def test_recipe_for_tasks_shows_what_the_blocking_recipe_shows() -> None:
             assert repr(getattr(aio, kind)(tasks, "x")) == f"<aio.{shown[1:]}"
         assert repr(aio.Latch(tasks, "x", 2)) == f"<aio.Latch 'x' of {store!r}, opens after 2 calls>"
         assert repr(aio.DoubleBarrier(tasks, "x", 2, 1)) == f"<aio.DoubleBarrier 'x' of {store!r}, rank 1 of 2>"
+
+
+# Partitions
+
+
+def held_once(*groups: Partitioner) -> list[int]:
+    """Return how many partitions each of `groups` holds, after a check that no partition is held twice."""
+    held = [number for group in groups for number in group.partitions]
+    assert len(held) == len(set(held)), held
+    return [len(group.partitions) for group in groups]
+
+
+def test_partitions_are_shared_out_evenly_and_move_when_given_up(store: Store) -> None:
+    first, second, third = (Partitioner(store, "p", 7) for _ in range(3))
+    first.join()
+    assert held_once(first) == [7]
+    second.join()
+    assert held_once(first, second) == [7, 0]
+    before = first.partitions
+    assert first.rebalance()
+    assert first.partitions.items() <= before.items(), "what it keeps, it keeps with its token"
+    assert second.rebalance()
+    assert held_once(first, second) == [4, 3]
+    assert min(second.partitions.values()) > max(before.values())
+    assert not first.rebalance()
+    assert not second.rebalance()
+    third.join()
+    first.rebalance()
+    second.rebalance()
+    third.rebalance()
+    assert held_once(first, second, third) == [3, 2, 2]
+    assert first.leave()
+    assert first.partitions == {}
+    for group in (second, third):
+        group.rebalance()
+    assert held_once(first, second, third) == [0, 4, 3]
+    assert not first.leave()
+    with pytest.raises(RuntimeError, match="has not joined"):
+        first.rebalance()
+    with pytest.raises(RuntimeError, match="already joined"):
+        second.join()
+
+
+def test_partitions_of_members_that_come_and_go_at_random_are_never_held_twice(
+    store: Store, rng: random.Random
+) -> None:
+    groups = [Partitioner(store, "p", 5) for _ in range(4)]
+    highest = 0
+    for _ in range(100):
+        group = rng.choice(groups)
+        if not group.partitions and repr(group).endswith("not joined>"):
+            group.join()
+        elif rng.random() < 0.3:
+            group.leave()
+        else:
+            group.rebalance()
+        held_once(*groups)
+        highest = max([highest, *(token for each in groups for token in each.partitions.values())])
+    present = [group for group in groups if not repr(group).endswith("not joined>")]
+    for group in present * 2:
+        group.rebalance()
+    counts = held_once(*present)
+    assert not counts or (sum(counts) == 5 and max(counts) - min(counts) <= 1)
+
+
+def test_member_that_waits_for_partitions_is_woken_when_their_holder_gives_them_up(place: Place, store: Store) -> None:
+    first, second = Partitioner(store, "p", 2), Partitioner(place.open(), "p", 2)
+    first.join()
+    second.join()
+    with pytest.raises(StoreTimeoutError, match=r"partitions of 'p' .* did not change within 0 s \(0 of 2, 2 members"):
+        second.wait_changed(0)
+    with start_thread(second.wait_changed, HANG_S) as waiter:
+        assert first.wait_changed(HANG_S).keys() == {0}
+    assert waiter.result.keys() == {1}
+
+
+def test_partitions_of_a_closed_member_are_taken_over(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    dying = place.open()
+    first, second = Partitioner(dying, "p", 3), Partitioner(place.open(), "p", 3)
+    first.join()
+    second.join()
+    with start_thread(second.wait_changed, HANG_S) as waiter:
+        dying.close()
+    assert sorted(waiter.result) == [0, 1, 2]
+    assert min(waiter.result.values()) > max(first.partitions.values())
+    place.close()
+
+
+def test_partitions_of_a_killed_member_go_to_the_living_and_have_one_holder_each(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+
+    def is_shared_out_among(count: int) -> bool:
+        rows = [row.split(b" ") for row in store.get("p/shares", default=b"").split(b"\n")[1:]]
+        return len(rows) == count and sorted(len(row[3].split(b",")) for row in rows if row[3]) == [6 // count] * count
+
+    with Workers(place.spec(), "share_out", [["p", 6]] * 3) as workers:
+        start(store, 3)
+        until(lambda: is_shared_out_among(3))
+        killed, *living = workers.processes
+        killed.kill()
+        until(lambda: is_shared_out_among(2))
+        store.set("stop", "1")
+        for process in living:
+            complaint = process.communicate(timeout=HANG_S)[1]
+            assert process.returncode == 0, complaint
+    place.close()
+
+
+def test_member_that_was_taken_for_dead_is_told(store: Store) -> None:
+    first = Partitioner(store, "p", 3)
+    first.join()
+    store.set("p/shares", store.get("p/shares").partition(b"\n")[0])
+    with pytest.raises(LockLostError, match="was taken for dead"):
+        first.rebalance()
+    assert first.partitions == {}
+    first.join()
+    assert sorted(first.partitions) == [0, 1, 2]
+
+
+def test_members_that_give_other_numbers_of_partitions_are_refused(store: Store) -> None:
+    with Partitioner(store, "p", 3):
+        other = Partitioner(store, "p", 4)
+        with pytest.raises(ValueError, match="the 1 members of 'p' share 3 partitions, not 4"):
+            other.join()
+        assert "not joined" in repr(other)
+    with other:
+        assert sorted(other.partitions) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="partitions"):
+        Partitioner(store, "p", 0)

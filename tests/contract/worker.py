@@ -31,6 +31,7 @@ from fscoord.recipes import (
     Fenced,
     Lock,
     Membership,
+    Partitioner,
     Queue,
     RankZeroFirst,
     RateLimiter,
@@ -368,6 +369,15 @@ def take_part(store: Store, name: str, data: str) -> None:
     """Take part in a group, to be killed."""
     Membership(store, name, data).join()
     store.wait(["never"])
+
+
+def share_out(store: Store, name: str, partitions: int) -> None:
+    """Work on the partitions of this member until the key "stop" is there: a second holder of one would be refused."""
+    with Partitioner(store, name, partitions) as group:
+        while not store.check(["stop"]):
+            for number, token in group.partitions.items():
+                Fenced(store, f"shard/{number}").set(b"", token)
+            group.rebalance()
 
 
 def linger(store: Store) -> None:

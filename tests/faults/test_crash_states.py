@@ -52,6 +52,7 @@ OPERATIONS: dict[str, Callable[[Workload], Any]] = {
     "add": lambda use: use.store.add("n", 1),
     "append": lambda use: use.store.append("k", "+"),
     "multi_set": lambda use: use.store.multi_set(["k", "l"], ["1", "2"]),
+    "transact": lambda use: use.store.transact(set={"k": "1", "m": "2"}, add={"n": 1}, delete=["l", "q"]),
     "push": lambda use: use.store.queue_push("q", "more"),
     "pop": lambda use: use.store.check(["q"]) and use.store.queue_pop("q"),
     "delete": lambda use: use.store.delete_key("k"),

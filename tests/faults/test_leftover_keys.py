@@ -25,6 +25,7 @@ from fscoord.recipes import (
     Election,
     Lock,
     Membership,
+    Partitioner,
     PriorityQueue,
     Queue,
     ReadWriteLock,
@@ -32,6 +33,7 @@ from fscoord.recipes import (
     force_release,
     membership,
     once,
+    partitioner,
 )
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
@@ -409,6 +411,29 @@ def test_keys_of_a_group_whose_members_are_killed_are_those_documented(
         assert keys == ["g/changes", "g/joined"]
         assert len(store.list_keys("g/changed/")) <= 2 * membership.KEPT
 
+    assert kill_at_each_operation(path, moment, act, check) > 5
+
+
+def test_keys_of_a_partitioner_whose_members_are_killed_are_those_documented(
+    path: Path, store: Store, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioner, "KEPT", 4)
+
+    def act(view: Mortal) -> None:
+        with Partitioner(view, "p", 3) as group:
+            assert sorted(group.partitions) == [0, 1, 2]
+            group.rebalance()
+
+    def check() -> None:
+        for _ in range(4):
+            with Partitioner(store, "p", 3) as group:
+                assert sorted(group.partitions) == [0, 1, 2], "the dead hold nothing"
+                assert min(group.partitions.values()) > tokens[-1], "tokens rise"
+                tokens.append(max(group.partitions.values()))
+        assert [key for key in store.list_keys() if not key.startswith("p/changed/")] == ["p/shares"]
+        assert len(store.list_keys("p/changed/")) <= 2 * partitioner.KEPT
+
+    tokens = [0]
     assert kill_at_each_operation(path, moment, act, check) > 5
 
 

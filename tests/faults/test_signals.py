@@ -39,6 +39,7 @@ OPERATIONS: dict[str, Callable[[FileStore], Any]] = {
     "compare_set": lambda store: store.compare_set("k", "v", "w"),
     "delete_key": lambda store: store.delete_key("k"),
     "multi_set": lambda store: store.multi_set(["a", "b"], ["1", "2"]),
+    "transact": lambda store: store.transact(compare={"never": None}, set={"a": "1"}, add={"n": 1}, delete=["k"]),
     "queue_push": lambda store: store.queue_push("q", "v"),
     "queue_pop": lambda store: store.queue_pop("q", block=False),
     "get": lambda store: store.get("fresh"),

@@ -20,6 +20,7 @@ from fscoord.recipes import (
     Election,
     Lock,
     Membership,
+    Partitioner,
     Queue,
     RateLimiter,
     ReadWriteLock,
@@ -380,6 +381,38 @@ def test_group_leave_interrupted_twice_is_still_done(hash_store: Store, way: str
         if point.where.split()[1:] == [way]:  # it had not begun, and is to be called again
             assert group.leave()
         assert group.members() == [], point.places
+
+    assert at_each_two_points(act) > 100
+
+
+@pytest.mark.parametrize("way", ["join", "__enter__"])
+def test_partitioner_join_interrupted_twice_leaves_no_holder(hash_store: Store, way: str) -> None:
+    group, other = Partitioner(hash_store, "p", 2), Partitioner(hash_store, "p", 2)
+
+    def act(point: At) -> None:
+        if is_interrupted(point, getattr(group, way)):
+            assert not group.leave()
+        else:
+            assert sorted(group.partitions) == [0, 1]
+            assert group.leave()
+        with other:
+            assert sorted(other.partitions) == [0, 1], point.places
+
+    assert at_each_two_points(act) > 100
+
+
+@pytest.mark.parametrize("way", ["leave", "__exit__"])
+def test_partitioner_leave_interrupted_twice_is_still_done(hash_store: Store, way: str) -> None:
+    group, other = Partitioner(hash_store, "p", 2), Partitioner(hash_store, "p", 2)
+    arguments = (None, None, None) if way == "__exit__" else ()
+
+    def act(point: At) -> None:
+        group.join()
+        is_interrupted(point, lambda: getattr(group, way)(*arguments))
+        if point.where.split()[1:] == [way]:  # it had not begun, and is to be called again
+            assert group.leave()
+        with other:
+            assert sorted(other.partitions) == [0, 1], point.places
 
     assert at_each_two_points(act) > 100
 

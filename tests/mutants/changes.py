@@ -176,7 +176,7 @@ MUTANTS = (
     Mutant(
         "a transaction compares nothing",
         "Decisions._decide_transaction",
-        "self._get(key) != expected",
+        "[(key, self._get(key)) for key, _ in expected] != expected",
         "False",
         (TRANSACTIONS,),
     ),

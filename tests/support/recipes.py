@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pytest
 
-from fscoord import recipes
+from fscoord import StoreTimeoutError, recipes
 from fscoord.recipes import _line
 
 __all__ = ["RECIPES", "WAITED_FOR", "Recipe", "look_often", "new", "use"]
@@ -65,6 +66,27 @@ def of_a_queue(queue: Any) -> list[Callable[[], Any]]:
 
 def of_a_group(group: Any) -> list[Callable[[], Any]]:
     return [group.join, group.members, lambda: group.update(b"more"), lambda: group.observe(timeout=0), group.leave]
+
+
+def of_a_partitioner(group: Any) -> list[Callable[[], Any]]:
+    def wait() -> None:
+        with suppress(StoreTimeoutError):  # no other member comes
+            group.wait_changed(timeout=0)
+
+    return [group.join, group.rebalance, wait, group.leave]
+
+
+def as_a_member(group: Any, **limit: Any) -> Any:
+    """Wait for a change of the partitions of `group`, a `Partitioner`, in the group. It alone holds all of them."""
+
+    async def as_a_task() -> Any:
+        async with group:
+            return await group.wait_changed(**limit)
+
+    if hasattr(group, "__aenter__"):
+        return as_a_task()
+    with group:
+        return group.wait_changed(**limit)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -152,6 +174,14 @@ RECIPES: dict[str, Recipe] = {
         "a change of the group 'NAME'",
     ),
     "Ephemeral": Recipe(lambda key: [key.create, key.get, key.delete], (b"data",)),
+    "Partitioner": Recipe(
+        of_a_partitioner,
+        (2,),
+        as_a_member,
+        lambda group: group.join(),
+        "a change of the partitions of",
+        "a change of the partitions of 'NAME'",
+    ),
     "Fenced": Recipe(lambda value: [lambda: value.set(b"data", value.token() or 3), value.get, value.token]),
 }
 

@@ -90,6 +90,7 @@ from fscoord.recipes import (
     Lock,
     Membership,
     Participant,
+    Partitioner,
     PriorityQueue,
     Queue,
     QueuedItem,
@@ -255,6 +256,7 @@ def timeouts(store: Store, path: Path, given: AnyTimeout, limit: AnyTimeout | No
     Queue(store, "name", limit).take(True, limit)
     Membership(store, "name").observe((), limit)
     Membership(store, "name").watch(limit)
+    Partitioner(store, "name", 2).wait_changed(limit)
     once(store, "name", lambda: b"", timeout=limit)
     RankZeroFirst(store, "name", 0, limit)
     with Preemption(store, "name", 0, 2, signals=["SIGUSR1"], timeout=limit) as preemption:
@@ -385,6 +387,10 @@ def recipes(store: Store) -> None:
         assert_type(item, Item)
         assert_type(item.data, bytes)
     assert_type((len(queue), queue.size(), queue.taken()), tuple[int, int, list[Contender]])
+    with Partitioner(store, "name", partitions=3) as parts:
+        assert_type(parts.partitions, dict[int, int])
+        assert_type((parts.rebalance(), parts.leave()), tuple[bool, bool])
+        assert_type(parts.wait_changed(timeout=5), dict[int, int])
     with Membership(store, "name", b"data") as group:
         assert_type(group.observe(timeout=5), list[Participant])
         assert_type(group.evict(group.members()[0]), bool)
@@ -417,6 +423,9 @@ async def tasks(store: aio.AsyncStore) -> None:
     async with await aio.Queue(store, "name").take(timeout=5) as item:
         assert_type(item.data, bytes)
         await item.check()
+    async with aio.Partitioner(store, "name", 3) as parts:
+        assert_type((parts.partitions, await parts.rebalance()), tuple[dict[int, int], bool])
+        assert_type(await parts.wait_changed(timeout=5), dict[int, int])
     async with aio.Membership(store, "name") as group:
         async for present in group.watch():
             assert_type(present, list[Participant])

@@ -263,8 +263,9 @@ class FileStore(Sessions):
         amounts = [(key, b"%d" % amount) for key, amount in added.items()]
         changes = record.encode_pairs([*present.items(), *((key, None) for key in deleted), *amounts])
         expected = record.encode_pairs(list(compared.items()))
-        operation = Operation(record.TRANSACTION, b"", changes, expected, world_size=len(amounts))
-        return bool(self._write(operation, decide=self._decide_transaction))
+        kind = record.TRANSACTION if deleted or added else record.MULTI_SET
+        operation = Operation(kind, b"", changes, expected, world_size=len(amounts))
+        return bool(self._write(operation, decide=self._decide_transaction if deleted else None))
 
     def queue_push(self, key: Key, value: Value) -> None:
         self._write(Operation(record.PUSH, key_bytes(key), value_bytes(value)))
@@ -436,7 +437,7 @@ class FileStore(Sessions):
 
     def _notify(self, operation: Operation, result: Any) -> None:
         kind, key, done = operation.kind, operation.key, operation.done
-        if kind == record.TRANSACTION:
+        if kind in record.OF_SEVERAL_KEYS:
             if result:
                 self._notifier.notify(record.changed_keys(kind, key, operation.value))
         elif kind != record.POP:  # nothing waits for the end of a queue

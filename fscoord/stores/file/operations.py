@@ -70,11 +70,11 @@ class Operation(NamedTuple):
 
     Attributes:
         kind: the kind of its record, as in `fscoord._log.format.record`.
-        key: the key, as returned by `key_bytes`. Empty for a `TRANSACTION`.
-        value: the value; for an `ADD` the addend as decimal digits; for a `TRANSACTION` the encoded changes, the
-            additions last.
+        key: the key, as returned by `key_bytes`. Empty for a `MULTI_SET` and a `TRANSACTION`.
+        value: the value; for an `ADD` the addend as decimal digits; for a `MULTI_SET` the encoded pairs; for a
+            `TRANSACTION`, which also adds or deletes, the encoded changes, the additions last.
         expected: the value that the key must have, for a `COMPARE_SET` with the rule `PLAIN` and for the rule `EQUALS`;
-            for a `TRANSACTION` the encoded comparisons.
+            for a `MULTI_SET` and a `TRANSACTION` the encoded comparisons.
         rule: when the record is written, and what the operation returns. `PLAIN`: as usual for `kind`. `COUNTS`: an
             arrival that adds 1 to a counter. `RANKS`: an arrival that appends the token of a rank. `ABSENT`: write the
             record only if the key has no value, and return whether the record was written. `EQUALS`: write the record
@@ -198,7 +198,7 @@ class Decisions:
         elif kind == record.POP:
             queue = self._queue(key)
             return (self._read(queue[0]), kind, b"") if queue else (None, 0, b"")
-        elif kind == record.TRANSACTION:
+        elif kind in record.OF_SEVERAL_KEYS:
             return self._decide_transaction(operation)
         elif kind not in (record.SET, record.PUSH):
             raise MustWriteAlone
@@ -212,8 +212,11 @@ class Decisions:
         return holds, kind if holds else 0, operation.value
 
     def _decide_transaction(self, operation: Operation) -> tuple[bool, int, bytes]:
-        if any(self._get(key) != expected for key, expected in record.decode_changes(operation.expected)):
+        expected = list(record.decode_changes(operation.expected))
+        if [(key, self._get(key)) for key, _ in expected] != expected:
             return False, 0, b""
+        if operation.kind == record.MULTI_SET:
+            return True, record.MULTI_SET if operation.value else 0, operation.value
         changes: list[tuple[bytes, bytes | None]] = list(record.decode_changes(operation.value))
         for index in range(len(changes) - operation.world_size, len(changes)):
             key, amount = changes[index]
@@ -322,7 +325,7 @@ class Draft(Decisions):
                     maybe_applied=True,
                 )
             return [], int(noted) if kind == record.ADD else noted
-        if rule or kind in (record.DELETE, record.TRANSACTION):
+        if rule or kind == record.DELETE or kind in record.OF_SEVERAL_KEYS:
             return [], True
         return [], operation.value if kind == record.COMPARE_SET else None
 
