@@ -136,8 +136,8 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
     """List the processes that hold NAME, and those that wait for it.
 
     NAME is the name of a lock, a semaphore, an election or the work of "fscoord once". Each process is a line: whether
-    it holds or waits, the fencing token of its hold, its state (see "fscoord members"), host:pid, and its label. Waiters
-    are in the order of arrival. Exits with 1 if no process holds NAME.
+    it holds or waits, the fencing token of its hold, its state (see "fscoord members"), host:pid, and its label.
+    Waiters are in the order of arrival. Exits with 1 if no process holds NAME.
 
     \b
     Examples:

@@ -133,10 +133,10 @@ def test_lock_is_shared_by_readers(fscoord, store):
 
 
 @pytest.mark.parametrize("words", [["lock"], ["rwlock", "-s"], ["sem", "-j", "2"], ["elect"]], ids=" ".join)
-def test_hold_of_a_command_has_the_label_of_the_option(fscoord, store, path, said, words):
-    shown = f"{sys.executable} -m fscoord --store {path} holders a > {said}"
+def test_hold_of_a_command_has_the_label_of_the_option(fscoord, store, path, tmp_path, words):
+    shown = f"{sys.executable} -m fscoord --store {path} holders a > {tmp_path}/shown"
     assert fscoord(*words, "--label", "nightly backup", "a", "-c", shown).code == 0
-    assert said.read_text().splitlines()[1].endswith("nightly backup")
+    assert (tmp_path / "shown").read_text().splitlines()[1].endswith("nightly backup")
 
 
 def test_label_that_is_too_long_is_a_wrong_use(fscoord):
