@@ -334,9 +334,9 @@ def recipes(store: Store) -> None:
     assert_type((lock.holders()[0].label, lock.is_acquired), tuple[str, bool])
     lock.cancel()
     Lock(store, "name", ttl=5, label="nightly", auto_renew=False).renew()
-    both = ReadWriteLock(store, "name", label="nightly")
-    assert_type(both.own_side(), str | None)
-    both.downgrade()
+    shared = ReadWriteLock(store, "name", label="nightly")
+    assert_type(shared.own_side(), str | None)
+    shared.downgrade()
     with Semaphore(store, "name", 3) as semaphore, ReadWriteLock(store, "name").reader as side:
         assert_type(semaphore, Semaphore)
         assert_type(side.token, int)

@@ -32,12 +32,14 @@ from xml.etree import ElementTree as ET
 
 FILES: Final[dict[str, tuple[str, ...]]] = {
     "cpython": ("cpython.py",),
+    "fasteners": ("tests/test_lock.py", "tests/test_reader_writer_lock.py"),
+    "kazoo": ("kazoo/tests/test_lock.py",),
     "filelock": ("tests/core/test_*.py", "tests/async_lock/test_*.py", "tests/sqlite/test_*.py"),
 }
 """{peer: its files of tests, as patterns below the root of its source distribution}. filelock's tests of soft locks and
 of private modules are in other folders."""
 
-USES: Final = re.compile(r"lock_tests|\b(Async)?(FileLock|ReadWriteLock)\b")
+USES: Final = re.compile(r"lock_tests|\b(Async)?(FileLock|ReadWriteLock)\b|ReaderWriterLock|KazooTestCase")
 """Matches the text of a file whose tests use a class that a shim replaces. Other files do not run."""
 
 LIMIT_S: Final = 60
