@@ -16,6 +16,7 @@ from typing import Any
 from kazoo.exceptions import CancelledError, LockTimeout
 
 from fscoord import AcquireCancelledError, FileStore, recipes
+from fscoord.recipes._hold import contender_of
 
 
 class Hold:
@@ -46,7 +47,7 @@ class Hold:
         return is_acquired
 
     def contenders(self) -> list[str]:
-        return [each.label for each in [*self._hold.holders(), *self._hold.waiters()]]
+        return [contender_of(entry).label for entry in self._hold._line.living()]  # of one moment
 
     def lease_holders(self) -> list[str]:
         return [each.label for each in self._hold.holders()]

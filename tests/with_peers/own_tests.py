@@ -49,6 +49,8 @@ REPR = "the text of `repr` names the lock and its store"
 FORK = "`_at_fork_reinit` is a private method; the package renews its locks in a forked child by itself"
 LIMITLESS = "a time above `threading.TIMEOUT_MAX` is a long time, and not an error"
 COUNT = "`_recursion_count` is a private method"
+AGAIN_BY_THREAD = "the sides of a `ReadWriteLock` are re-entrant, and kazoo's are not"
+NODES = "the test uses a node of ZooKeeper, or ends a session and begins another"
 NAME = "the test compares the name of the class, or uses it as a name in filelock in a child process"
 MESSAGE = "fscoord refuses the deadlock or the acquisition first, with another message of the same RuntimeError"
 CLOCK = "the test counts pauses or seconds of filelock's polls, and the wait for the lock in the store has none"
@@ -73,6 +75,13 @@ DIFFERENCES: Final[dict[str, str]] = {
     "cpython.py::RLockTests::test_repr": REPR,
     "cpython.py::RLockTests::test_timeout": LIMITLESS,
     "cpython.py::BoundedSemaphoreTests::test_repr": REPR,
+    "kazoo/tests/test_lock.py::KazooLockTests::test_lock_ephemeral": NODES,
+    "kazoo/tests/test_lock.py::KazooLockTests::test_lock_reconnect": NODES,
+    "kazoo/tests/test_lock.py::KazooLockTests::test_read_lock": AGAIN_BY_THREAD,
+    "kazoo/tests/test_lock.py::KazooLockTests::test_write_lock": AGAIN_BY_THREAD,
+    "kazoo/tests/test_lock.py::TestSemaphore::test_acquire_after_cancelled": "there is no attribute `cancelled`",
+    "kazoo/tests/test_lock.py::TestSemaphore::test_handle_session_loss": NODES,
+    "kazoo/tests/test_lock.py::TestSemaphore::test_inconsistent_max_leases_other_data": NODES,
     "core/test_acquire_signal.py::test_acquire_from_a_signal_handler_during_a_release_is_refused": MESSAGE,
     "core/test_fork_descriptors.py::test_unrelated_acquisitions_reach_filesystem_boundary_concurrently": STORE,
     "core/test_interruption.py::test_early_acquire_refuses_same_stack_reentry": MESSAGE,
