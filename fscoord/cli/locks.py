@@ -65,7 +65,7 @@ def _lock_verb(choose_side: Callable[[str | None], str]) -> click.Command:
     @with_store
     @functools.wraps(choose_side)
     def call(store: Store, /, name: bytes, side: str | None, waits: HoldOptions, command: Command) -> int:
-        chosen, sides = choose_side(side), ReadWriteLock(store, name, ttl=waits.ttl)
+        chosen, sides = choose_side(side), ReadWriteLock(store, name, ttl=waits.ttl, label=waits.label)
         hold = sides.reader if chosen == "reader" else sides.writer
         ending = run_under(store, hold, "the lock", waits, command)
         return ending.code if ending else waits.conflict_exit_code
@@ -133,7 +133,9 @@ def sem(store: Store, /, name: bytes, slots: int, waits: HoldOptions, command: C
     Examples:
       fscoord sem -j 4 downloads -- curl -O "$url"
     """
-    ending = run_under(store, Semaphore(store, name, slots, ttl=waits.ttl), "the semaphore", waits, command)
+    ending = run_under(
+        store, Semaphore(store, name, slots, ttl=waits.ttl, label=waits.label), "the semaphore", waits, command
+    )
     return ending.code if ending else waits.conflict_exit_code
 
 
@@ -193,8 +195,8 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
     """List the processes that hold NAME, and those that wait for it.
 
     NAME is the name of a lock, a semaphore, an election or the work of "fscoord once". Each process is a line: whether
-    it holds or waits, the fencing token of its hold, its state (see "fscoord members"), and host:pid. Waiters are in
-    the order of arrival. Exits with 1 if no process holds NAME.
+    it holds or waits, the fencing token of its hold, its state (see "fscoord members"), host:pid, and its label.
+    Waiters are in the order of arrival. Exits with 1 if no process holds NAME.
 
     \b
     Examples:
@@ -273,9 +275,11 @@ def states_of(store: Store) -> Callable[[Contender], ContenderState]:
 def _holder_lines(
     holders: list[Contender], waiters: list[Contender], state_of: Callable[[Contender], ContenderState]
 ) -> list[str]:
-    rows = [("holds", str(each.token), state_of(each).word, each.owner) for each in holders]
-    rows += [("waits", "-", state_of(each).word, each.owner) for each in waiters]
-    return table_lines(("TURN", "TOKEN", "STATE", "PROCESS"), rows, {"TOKEN"}) if rows else []
+    rows = [("holds", str(each.token), state_of(each).word, each.owner, printable(each.label)) for each in holders]
+    rows += [("waits", "-", state_of(each).word, each.owner, printable(each.label)) for each in waiters]
+    head = ("TURN", "TOKEN", "STATE", "PROCESS", "LABEL")
+    width = 5 if any(row[4] for row in rows) else 4
+    return table_lines(head[:width], [row[:width] for row in rows], {"TOKEN"}) if rows else []
 
 
 PAUSE_S = 1.0
@@ -307,7 +311,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, waits: HoldOpt
       fscoord elect --timeout inf scheduler -- ./scheduler
       fscoord elect --again --data "$(hostname):8080" front -- ./serve --port 8080
     """
-    candidate = Election(store, name, content(data), ttl=waits.ttl)
+    candidate = Election(store, name, content(data), ttl=waits.ttl, label=waits.label)
     while True:
         try:
             ending = run_under(store, candidate, "the leadership of", waits, command)

@@ -68,11 +68,13 @@ class HoldOptions(NamedTuple):
         limit: how long to wait, in seconds; 0 tries once, without entering the queue; None is the store's timeout.
         conflict_exit_code: the exit code if the hold can't be acquired within `limit`.
         ttl: how long the hold lasts without renewal, in seconds; None: until its holder dies.
+        label: a text that tools show beside the process.
     """
 
     limit: float | None
     conflict_exit_code: int
     ttl: float | None
+    label: str
 
 
 def command_argument(function: Callable[..., int]) -> Callable[..., int]:
@@ -105,7 +107,7 @@ def command_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def wait_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add flock's options for the wait, and --ttl. `function` gets the values of these options as `waits`."""
+    """Add flock's options for the wait, --ttl and --label. `function` gets the values of these options as `waits`."""
 
     @click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once.")
     @seconds_option("-w", "--wait", kind=time_limit, help="How long to wait. [default: --timeout]")
@@ -122,15 +124,24 @@ def wait_options(function: Callable[..., int]) -> Callable[..., int]:
         help="Let another process take over if this one has not renewed its hold for this long, because it was"
         " stopped or cut off. [default: never]",
     )
+    @click.option(
+        "--label", metavar="TEXT", default="", help='Text that "fscoord holders" and "fscoord ps" show for the hold.'
+    )
     @functools.wraps(function)
     def call(
-        *args: Any, nonblock: bool, wait: float | None, conflict: int | None, ttl: float | None, **options: Any
+        *args: Any,
+        nonblock: bool,
+        wait: float | None,
+        conflict: int | None,
+        ttl: float | None,
+        label: str,
+        **options: Any,
     ) -> int:
         if ttl is not None and not 0 < ttl < math.inf:
             raise click.UsageError("--ttl must be a finite time above 0; omit it for a hold that does not expire")
         limit = 0.0 if nonblock else wait
         usual = TIMEOUT if limit is None else FALSE
-        return function(*args, waits=HoldOptions(limit, usual if conflict is None else conflict, ttl), **options)
+        return function(*args, waits=HoldOptions(limit, usual if conflict is None else conflict, ttl, label), **options)
 
     return call
 

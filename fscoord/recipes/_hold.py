@@ -348,7 +348,12 @@ class Exclusive(Undoable, ContextDecorator):
         """
         for name, epoch in list(self._pending.items()):
             if epoch == system.process_epoch():  # a forked child leaves its parent's waits alone
-                self._line.cancel(name)
+                try:
+                    self._line.cancel(name)
+                finally:
+                    if name not in self._pending:  # the waiter left before its wake key was set
+                        self._line.end_wait(name)
+                        self._line.settle()
 
     @releasing
     def release(self, gone: list[HeldEntry | str], here: object) -> None:

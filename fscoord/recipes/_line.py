@@ -68,6 +68,9 @@ have died."""
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""
 
+_cancelled: set[str] = set()
+"""The ids of the entries for which `Line.cancel` was called, and whose waiters in this process have not ended yet."""
+
 callers: Final[dict[str, weakref.ref[Any]]] = {}
 """Maps the id of each entry of this process to its thread or task, until the entry leaves the line. References are
 weak, so that a task of a closed loop is collected and its entry leaves the line."""
@@ -108,7 +111,6 @@ class Line:
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
         self._label = escape_word(label)
         self._signs = LeaseMonitor()
-        self._cancelled: set[str] = set()  # ids of entries of this object whose waiters are to end their waits
         self._text: bytes | None = None  # the line as last read: the value that the next change expects
         self._alone = ("", b"", b"")  # the id of our entry that was alone in line, that line, the line without it
         self._free = (b"", 0)  # a line without entries, and its last token
@@ -245,7 +247,7 @@ class Line:
             self._text = self._read()
             entries = self._parse(self._text).entries
             names = [other.id for other in entries]
-            if entry.id in self._cancelled and not _served(entries, entry.id):
+            if entry.id in _cancelled and not _served(entries, entry.id):
                 raise self._cancel_error()
             if entry.id not in names:
                 raise self.lost(entry)
@@ -281,7 +283,7 @@ class Line:
             was_waiting = len(rest) < len(entries)
             return rest
 
-        self._cancelled.add(name)  # before the change: the waiter may read the line at any time
+        _cancelled.add(name)  # before the change: the waiter may read the line at any time
         _waking.add(name)
         try:
             self._change(without, called=name)
@@ -289,8 +291,6 @@ class Line:
                 self._store.set(self._wake_key(name), b"1")
         finally:
             _waking.discard(name)
-        if name not in self._cancelled:  # the waiter left before its wake key was set: this change deletes the key
-            self._change(list)
 
     def _cancel_error(self) -> AcquireCancelledError:
         return AcquireCancelledError(
@@ -299,8 +299,12 @@ class Line:
         )
 
     def end_wait(self, name: str) -> None:
-        """Forget that `cancel` was called for `name`. The waiter then calls `leave`, which deletes its wake key."""
-        self._cancelled.discard(name)
+        """Forget that `cancel` was called for the entry `name`. The next change of the line deletes its wake key."""
+        _cancelled.discard(name)
+
+    def settle(self) -> None:
+        """Delete the wake keys of entries that have left."""
+        self._change(list)
 
     def _appended(self, entries: list[Entry], new: Entry) -> list[Entry]:
         """Return `entries` with the new entry `new`."""
@@ -359,7 +363,7 @@ class Line:
         """Remove `entry` and return None. If `entry` has acquired the resource meanwhile, keep and return `entry`."""
         entries = self._change(lambda entries: [other for other in entries if other.token or other.id != entry.id])
         served = _served(entries, entry.id)
-        if not served and entry.id in self._cancelled:
+        if not served and entry.id in _cancelled:
             raise self._cancel_error()
         return served[0] if served else None
 
@@ -465,11 +469,13 @@ class Line:
             dead = self._dead(later)
             own = {self._store.register()} - {0}
             mine = [
-                each for each in later if (each.session in own or each.by == self._me[2]) and each.id not in _waking
+                each
+                for each in later
+                if (each.session in own or each.by == self._me[2]) and not {each.id} & (_waking | _cancelled)
             ]
             over.update(mine, [each for each in later if each.session in dead])
         for each in later if self._transacts else gone:  # `_replace` deletes the key of an `IN_STEP`
-            if each.id not in self._cleared and self._store.delete_key(self._wake_key(each.id)):
+            if not {each.id} & (self._cleared | _cancelled) and self._store.delete_key(self._wake_key(each.id)):
                 self._cleared.add(each.id)  # a wake key is set only once
         return [each for each in wake_ups if each not in over and each.id not in self._cleared]
 

@@ -183,7 +183,8 @@ def _holds(found: Iterable[LineState], values: Mapping[bytes, bytes]) -> dict[in
     holds: dict[int, list[str]] = {}
     for line in found:
         for holder in line.holders:
-            holds.setdefault(holder.session, []).append(f"{line.kind} {line.name!r}")
+            label = f" as {holder.label!r}" if holder.label else ""
+            holds.setdefault(holder.session, []).append(f"{line.kind} {line.name!r}{label}")
     taken: dict[tuple[int, str], int] = {}
     for item in items(values):
         taken[item.session, item.queue] = taken.get((item.session, item.queue), 0) + 1

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -129,6 +130,18 @@ def test_lock_is_shared_by_readers(fscoord, store):
     done = fscoord("rwlock", "a", "true")
     assert done.code == 64
     assert "give -s to read or -x to write" in done.err
+
+
+@pytest.mark.parametrize("words", [["lock"], ["rwlock", "-s"], ["sem", "-j", "2"], ["elect"]], ids=" ".join)
+def test_hold_of_a_command_has_the_label_of_the_option(fscoord, store, path, tmp_path, words):
+    shown = f"{sys.executable} -m fscoord --store {path} holders a > {tmp_path}/shown"
+    assert fscoord(*words, "--label", "nightly backup", "a", "-c", shown).code == 0
+    assert (tmp_path / "shown").read_text().splitlines()[1].endswith("nightly backup")
+
+
+def test_label_that_is_too_long_is_a_wrong_use(fscoord):
+    done = fscoord("lock", "--label", "x" * 101, "a", "true")
+    assert (done.code, "a label may have 100 characters" in done.err) == (64, True)
 
 
 def test_semaphore_admits_as_many_as_its_value(fscoord, store):

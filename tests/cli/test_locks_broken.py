@@ -30,6 +30,16 @@ def test_lock_that_was_never_held_has_no_holders(fscoord, store):
         assert fscoord("holders", "a").code == 0
 
 
+def test_holders_and_waiters_are_listed_and_shown_by_ps_with_their_labels(fscoord, store):
+    with Lock(store, "a", label="nightly\tbackup"):
+        assert [line.split(maxsplit=4) for line in fscoord("holders", "a").out.decode().splitlines()] == [
+            ["TURN", "TOKEN", "STATE", "PROCESS", "LABEL"],
+            ["holds", "1", "alive", ME, "nightly\\tbackup"],
+        ]
+        assert json.loads(fscoord("holders", "--json", "a").out)["holders"][0]["label"] == "nightly\tbackup"
+        assert "lock 'a' as 'nightly\\tbackup'" in fscoord("ps").out.decode()
+
+
 def test_holders_are_listed_with_their_tokens_and_whether_they_live(fscoord, store, path):
     gone = FileStore(path)
     assert Semaphore(store, "a", 2).acquire()

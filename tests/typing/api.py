@@ -13,6 +13,7 @@ from typing_extensions import assert_type
 
 import fscoord
 from fscoord import (
+    AcquireCancelledError,
     BarrierError,
     BrokenBarrierError,
     Capabilities,
@@ -337,6 +338,12 @@ def recipes(store: Store) -> None:
         assert_type(lock.token, int)
     assert_type(lock.acquire(timeout=timedelta(seconds=1)), bool)
     assert_type(lock.holders(), list[Contender])
+    assert_type((lock.holders()[0].label, lock.is_acquired), tuple[str, bool])
+    lock.cancel()
+    Lock(store, "name", ttl=5, label="nightly", auto_renew=False).renew()
+    shared = ReadWriteLock(store, "name", label="nightly")
+    assert_type(shared.own_side(), str | None)
+    shared.downgrade()
     with Semaphore(store, "name", 3) as semaphore, ReadWriteLock(store, "name").reader as side:
         assert_type(semaphore, Semaphore)
         assert_type(side.token, int)
@@ -432,6 +439,11 @@ async def tasks(store: aio.AsyncStore) -> None:
     both = aio.ReadWriteLock(store, "name", ttl=5)
     async with both.reader as reader, aio.RLock(store, "name") as again:
         assert_type((reader, again), tuple[aio.Hold, aio.RLock])
+    assert_type(await both.own_side(), str | None)
+    await both.downgrade()
+    await lock.cancel()
+    await lock.renew()
+    assert_type(lock.is_acquired, bool)
     assert_type(await aio.force_release(store, "name", 1), bool)
     assert_type(await aio.Latch(store, "name", 2).count_down(), int)
     assert_type(await aio.Event(store, "name").wait(timeout=5), bool)
@@ -628,6 +640,7 @@ def built_in(
     usage: BarrierError,
     used: UsedBeforeError,
     group: NoProcessGroupError,
+    cancelled: AcquireCancelledError,
     lost: LockLostError,
     token: StaleTokenError,
     work: WorkFailedError,
@@ -641,7 +654,7 @@ def built_in(
     assertion: AssertionError = group
     losses: list[LockLostError] = [lost, token]
     print(assertion)
-    return [closed, gone, store_gone, stale, empty, limit, work, *usages, *losses]
+    return [closed, gone, store_gone, stale, empty, limit, work, cancelled, *usages, *losses]
 
 
 def of_rendezvous(
