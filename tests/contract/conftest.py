@@ -34,8 +34,7 @@ def _etcd_runs(request: pytest.FixtureRequest) -> Iterator[None]:
         etcd.pop().stop()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+def _skip_what_torch_lacks(item: pytest.Item) -> Iterator[None]:
     """Skip a test that needs what the server of an older torch lacks. The text is the error of the store."""
     try:
         return (yield)
@@ -43,6 +42,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         if item.get_closest_marker("torch") and LACKED.search(str(error)):
             pytest.skip(f"{LACKS}what the test needs: {error}")
         raise
+
+
+# A fixture may be the first that needs it.
+pytest_runtest_setup = pytest.hookimpl(wrapper=True)(_skip_what_torch_lacks)
+pytest_runtest_call = pytest.hookimpl(wrapper=True)(_skip_what_torch_lacks)
 
 
 @pytest.fixture(params=KINDS)

@@ -372,6 +372,7 @@ class Interrupts(ContractTests):
             pushing.queue_push("q", "1")
             ctrl_c.press()
 
+        assert store.queue_len("q") == 0
         for _ in range(10):
             ring = system.threading.Timer(0.005, push_and_interrupt)
             popper = start_thread(place.open().queue_pop, "q")
