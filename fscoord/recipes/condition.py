@@ -129,7 +129,14 @@ class Condition(Undoable):
             predicate: tests the data. It is called while the lock is held; with `fscoord.aio`, in another thread.
             timeout: the limit for all waits together, as for `wait`. The errors are also those of `wait`.
         """
-        return self._wait_until(_rounds, _here, predicate, math.inf if timeout is None else to_seconds(timeout))
+        end = math.inf if timeout is None else system.time.monotonic() + to_seconds(timeout)
+        while True:
+            self._check_held(_here)
+            is_true, left = bool(predicate()), end - system.time.monotonic()
+            if is_true or left <= 0:
+                return is_true
+            yield from self._wait(_rounds, _here, left)
+            _rounds.clear()
 
     @_notifying
     def notify(self, _: list[object], here: object, n: int = 1) -> None:
@@ -168,38 +175,22 @@ class Condition(Undoable):
             raise self._lock._not_held()
 
     def _wait(self, rounds: list[Round], here: object, limit: float) -> WaitSteps[bool]:
-        lock, line = self._lock, self._line
         self._check_held(here)
-        name = line.new_id()
-        gone: list[HeldEntry | str] = []
-        got: list[str] = []
-        rounds.append((name, gone, got))
+        lock, line, name = self._lock, self._line, self._line.new_id()
+        undo: Round = name, [], []
+        rounds.append(undo)
         entry = line.join(name, WAITS)  # before the release, so that no later notification is missed
         assert entry is not None
-        levels = 0
-        while lock._release(gone, here):  # as often as an `RLock` was acquired
-            levels += 1
+        while lock._release(undo[1], here):  # as often as an `RLock` was acquired
+            pass
         served = yield from line.await_turn(entry, limit, CONDITION)
         if served is not None:
             line.leave(name)
-        for _ in range(levels):
-            found = lock._acquire(got, here, True, -1)
+        for _ in undo[1]:
+            found = lock._acquire(undo[2], here, True, -1)
             if not isinstance(found, bool):
                 yield from found
         return served is not None
-
-    def _wait_until(
-        self, rounds: list[Round], here: object, predicate: Callable[[], object], limit: float
-    ) -> WaitSteps[bool]:
-        end = system.time.monotonic() + limit
-        while True:
-            self._check_held(here)
-            result = bool(predicate())
-            left = end - system.time.monotonic()
-            if result or left <= 0:
-                return result
-            yield from self._wait(rounds, here, left)
-            rounds.clear()
 
     def _undo(self, rounds: list[Round], here: object) -> None:
         """Stop waiting and release the lock. This method may be called twice, and the first call may be interrupted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Final
@@ -34,12 +35,6 @@ def _is_waiting(entry: Entry) -> bool:
     return not entry.token and entry.mode not in REASONS
 
 
-def _waiting(entries: list[Entry], name: str) -> list[Entry]:
-    """Return a list of the entry `name` if this entry waits; otherwise an empty list."""
-    # Not a generator: see `fscoord.recipes._line._served`.
-    return [entry for entry in entries if entry.id == name and _is_waiting(entry)]
-
-
 def _passing(parties: int, entries: list[Entry]) -> int:
     """The `Policy` of a barrier: serve the waiters when all are there, or when their round is broken."""
     ended = sum(1 for _ in takewhile(lambda entry: not _is_waiting(entry) and entry.id != BROKEN, entries))
@@ -60,31 +55,30 @@ class _Arrivals(Line):
             + ("" if entry.mode == "reset" else "; call reset() before the next round")
         )
 
-    def break_round(self, reason: str, *, stays_broken: bool = True) -> None:
-        """Make all waiters raise an error, because this process did `reason`."""
-        self._change(lambda entries: _broken(entries, reason, system.process_name(), stays_broken=stays_broken))
+    def break_round(self, reason: str) -> None:
+        """Make all waiters raise an error, because this process did `reason`. A "reset" leaves nothing `BROKEN`."""
+        me, unwanted = system.process_name(), BROKEN if reason == "reset" else ""
+        self._change(lambda entries: [each for each in _broken(entries, reason, me) if each.id != unwanted])
 
-    def withdraw(self, name: str) -> None:
-        """Remove the entry `name`. If it still waits, break the round."""
+    def fail(self, names: set[str], reason: str, owner: str, *, removes: bool = True) -> list[Entry]:
+        """If an entry of `names` waits, break the round, because `owner` did `reason`. Then remove these entries."""
 
-        def without(entries: list[Entry]) -> list[Entry]:
-            if _waiting(entries, name):
-                entries = _broken(entries, "interrupt", system.process_name())
-            return [entry for entry in entries if entry.id != name]
+        def failed(entries: list[Entry]) -> list[Entry]:
+            if [entry for entry in entries if entry.id in names and _is_waiting(entry)]:
+                entries = _broken(entries, reason, owner)
+            return [entry for entry in entries if entry.id not in names] if removes else entries
 
-        self._change(without)
+        return self._change(failed)
 
     def _appended(self, entries: list[Entry], new: Entry) -> list[Entry]:
         waiting = [entry for entry in entries if _is_waiting(entry)]
-        for entry in entries:
-            if entry.id == BROKEN:
-                raise self.broken_error(entry)
-        for entry in waiting:
-            if entry.mode.partition("/")[2] != str(self._parties):
-                raise ValueError(
-                    f"the barrier {self.name!r} has parties={self._parties} here and {entry.mode.partition('/')[2]} for"
-                    f" {entry.owner}: all processes must give the same number"
-                )
+        if entries and entries[-1].id == BROKEN:
+            raise self.broken_error(entries[-1])
+        if waiting and waiting[0].mode != f"0/{self._parties}":
+            theirs = f"{waiting[0].mode.partition('/')[2]} for {waiting[0].owner}"
+            raise ValueError(
+                f"the barrier {self.name!r} has parties={self._parties} here and {theirs}: all must give the same"
+            )
         return [*entries, new._replace(mode=f"{len(waiting)}/{self._parties}")]
 
     def _watched(self, entries: list[Entry], place: int) -> list[Entry]:
@@ -92,23 +86,14 @@ class _Arrivals(Line):
 
     def _bury(self, suspects: list[Entry], before: float) -> bool:  # noqa: ARG002 - there are no leases
         dead = self._dead(suspects)
-        gone = {entry.id: entry for entry in suspects if entry.session in dead}
-
-        def without(entries: list[Entry]) -> list[Entry]:
-            died = [entry for entry in entries if entry.id in gone and _is_waiting(entry)]
-            if died:
-                entries = _broken(entries, "death", died[0].owner)
-            return [entry for entry in entries if entry.id not in gone]
-
+        gone = [entry for entry in suspects if entry.session in dead]
         if gone:
-            self._change(without)
+            self.fail({entry.id for entry in gone}, "death", max(gone, key=_is_waiting).owner)
         return bool(gone)
 
     def _give_up(self, entry: Entry) -> Entry | None:
-        def without(entries: list[Entry]) -> list[Entry]:
-            return _broken(entries, "time-out", entry.owner) if _waiting(entries, entry.id) else entries
-
-        own = [each for each in self._change(without) if each.id == entry.id]
+        entries = self.fail({entry.id}, "time-out", entry.owner, removes=False)
+        own = [each for each in entries if each.id == entry.id]
         return own[0] if own else None
 
     def _held_up(self, entry: Entry) -> str:  # noqa: ARG002 - all wait for the missing ones
@@ -116,16 +101,12 @@ class _Arrivals(Line):
         return f"the cyclic barrier {self.name!r} ({arrived} of {self._parties} have arrived)"
 
 
-def _broken(entries: list[Entry], reason: str, owner: str, *, stays_broken: bool = True) -> list[Entry]:
-    """Return `entries` with all waiters marked as broken, because the process `owner` did `reason`."""
-    if stays_broken and entries and entries[-1].id == BROKEN:
+def _broken(entries: list[Entry], reason: str, owner: str) -> list[Entry]:
+    """Return `entries` with all waiters marked, because the process `owner` did `reason`, and `BROKEN` at the end."""
+    if entries and entries[-1].id == BROKEN:
         return entries
-    marked = [
-        entry._replace(mode=reason, owner=owner) if _is_waiting(entry) else entry
-        for entry in entries
-        if entry.id != BROKEN
-    ]
-    return [*marked, Entry(BROKEN, reason, 0, 0, owner, NO_LEASE)] if stays_broken else marked
+    marked = [each._replace(mode=reason, owner=owner) if _is_waiting(each) else each for each in entries]
+    return [*marked, Entry(BROKEN, reason, 0, 0, owner, NO_LEASE)]
 
 
 class CyclicBarrier(Undoable):
@@ -184,22 +165,13 @@ class CyclicBarrier(Undoable):
             LockLostError: another process took this process for dead.
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        return self._wait(_made, to_seconds(self._store.timeout) if limit is None else limit)
-
-    def abort(self) -> None:
-        """Break the barrier. Example: a process can't go on, and the others must not wait for it."""
-        self._line.break_round("abort")
-
-    def reset(self) -> None:
-        """Make the barrier usable again. Processes that wait now raise `~fscoord.BrokenBarrierError`."""
-        self._line.break_round("reset", stays_broken=False)
-
-    def _wait(self, made: list[str], limit: float) -> WaitSteps[int]:
         name = self._line.new_id()
-        made.append(name)
-        arrived = self._line.join(name, "")
+        _made.append(name)
+        arrived = found = self._line.join(name, "")
         assert arrived is not None
-        found = arrived if arrived.token else (yield from self._line.await_turn(arrived, limit, CYCLIC_BARRIER))
+        if not arrived.token:
+            limit = to_seconds(self._store.timeout) if limit is None else limit
+            found = yield from self._line.await_turn(arrived, limit, CYCLIC_BARRIER)
         if found is None:  # removed while it gave up
             raise self._line.lost(arrived)
         self._line.leave(name)
@@ -207,10 +179,15 @@ class CyclicBarrier(Undoable):
             raise self._line.broken_error(found)
         return int(arrived.mode.partition("/")[0])
 
+    def abort(self) -> None:
+        """Break the barrier. Example: a process can't go on, and the others must not wait for it."""
+        self._line.break_round("abort")
+
+    def reset(self) -> None:
+        """Make the barrier usable again. Processes that wait now raise `~fscoord.BrokenBarrierError`."""
+        self._line.break_round("reset")
+
     def _undo(self, made: list[str]) -> None:
         """Undo a call of `wait` that raised an error. This method may be called twice."""
-        for name in made:
-            try:
-                self._line.withdraw(name)
-            except FscoordError:  # another error is propagating
-                return
+        with suppress(FscoordError):  # another error is propagating
+            self._line.fail(set(made), "interrupt", system.process_name())

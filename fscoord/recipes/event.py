@@ -71,21 +71,17 @@ class Event:
 
     def _await_change(self, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[bool]:
         end, first = system.time.monotonic() + limit, self._read()
-        count, is_woken = first, False
-        while True:
-            if count % 2 or count != first:
-                return True
+        count, key = first, self._wake_key(first + 1)
+        while count == first and count % 2 == 0:
             left = end - system.time.monotonic()
             if left <= 0:
                 return False
-            key = self._wake_key(first + 1)
-            if is_woken:  # a setter was late, or another program wrote the key: it would end every further sleep
-                self._store.delete_key(key)
-            is_woken = False
             with suppress(StoreTimeoutError):
                 yield WaitRequest(KEYS, [key], min(LOOK_S, left), slow_logger=slow_logger)
-                is_woken = True
+                if self._read() == first:  # a setter was late, or another program wrote the key: it ends every sleep
+                    self._store.delete_key(key)
             count = self._read()
+        return True
 
     def _read(self) -> int:
         return parse_count(self._count, self._store.get(self._count, default=b"0"))

@@ -51,7 +51,6 @@ class RateLimiter(Undoable):
         rate: how many tokens the bucket gets in `per`. All processes must pass the same `rate`, `per` and `burst`.
         per: a time, in seconds or as a `timedelta`.
         burst: the greatest number of tokens in the bucket. With 1, tokens are evenly spaced.
-        timeout: how long to wait for tokens, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: as for `fscoord.recipes.Lock`: a process that is stopped while it is first in line holds up the others.
 
     Raises:
@@ -61,20 +60,15 @@ class RateLimiter(Undoable):
     __reduce__ = refuse_copies
 
     def __init__(
-        self,
-        store: Store,
-        name: Key,
-        rate: float,
-        per: Timeout = 1.0,
-        burst: int = 1,
-        timeout: Timeout | None = None,
-        ttl: Timeout | None = None,
+        self, store: Store, name: Key, rate: float, per: Timeout = 1.0, burst: int = 1, ttl: Timeout | None = None
     ) -> None:
         self._store = needed_store(store)
         self._name = key_bytes(name)
-        self._turn = _Turn(store, name, timeout, ttl)
+        self._turn = _Turn(store, name, ttl=ttl)
         self._burst = check_positive("burst", burst)
-        self._interval = _interval_ns(rate, to_seconds(per))
+        if not (0 < rate < math.inf and 0 < to_seconds(per) < math.inf):
+            raise ValueError(f"rate and per must be finite and above zero, not {rate!r} and {per!r}")
+        self._interval = max(1, round(to_seconds(per) / rate * 1e9))  # from one token to the next one, in ns
         self._bucket, self._never = self._name + b"/bucket", self._name + b"/never"
         key_bytes(self._bucket)
 
@@ -87,16 +81,14 @@ class RateLimiter(Undoable):
 
         Args:
             n: how many tokens to take.
-            timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`, or else the
-                store's timeout.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
             StoreTimeoutError: the tokens are not there within the timeout. The error comes as soon as this is certain.
                 No token was taken.
             ValueError: `n` is not between 1 and `burst`.
         """
-        limit = self._turn._patience() if timeout is None else to_seconds(timeout)
-        return self._acquire(_got, _here, self._checked(n), limit)
+        return self._acquire(_got, _here, n, self._turn._patience() if timeout is None else to_seconds(timeout))
 
     @_acquiring
     def try_acquire(self, got: list[str], here: object, n: int = 1) -> WaitSteps[bool]:
@@ -105,7 +97,13 @@ class RateLimiter(Undoable):
         Raises:
             ValueError: `n` is not between 1 and `burst`.
         """
-        return self._try(got, here, self._checked(n))
+        self._check(n)
+        found = self._turn._acquire(got, here, False, None)
+        if not (found if isinstance(found, bool) else (yield from found)):
+            return False
+        missing = self._take(n, 0)
+        self._turn._release_one([], here)
+        return not missing
 
     @_acquiring
     def __enter__(self: R, got: list[str], here: object) -> WaitSteps[R]:  # noqa: PLE0302 - they are not given
@@ -115,26 +113,18 @@ class RateLimiter(Undoable):
     def __exit__(self, *_: object) -> None:
         """Do nothing: a token is not given back."""
 
-    def _checked(self, n: int) -> int:
+    def _check(self, n: int) -> None:
         if check_positive("n", n) > self._burst:
             raise ValueError(f"n={n} tokens are never in a bucket with burst={self._burst}; take fewer at a time")
-        return n
 
     def _acquire(self, got: list[str], here: object, n: int, limit: float) -> WaitSteps[None]:
+        self._check(n)
         end = system.time.monotonic() + limit
         yield from self._turn._entering(self._turn._acquire(got, here, True, limit), limit)
         if self._take(n, 0):
             awaited = Awaited(RATE, self._turn.name)
             yield from as_one_wait(awaited, lambda: f"the {awaited}", partial(self._await_tokens, n, limit, end))
         self._turn._release_one([], here)
-
-    def _try(self, got: list[str], here: object, n: int) -> WaitSteps[bool]:
-        found = self._turn._acquire(got, here, False, None)
-        if not (found if isinstance(found, bool) else (yield from found)):
-            return False
-        missing = self._take(n, 0)
-        self._turn._release_one([], here)
-        return not missing
 
     def _await_tokens(self, n: int, limit: float, end: float, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
         began = system.time.monotonic()
@@ -172,10 +162,3 @@ class RateLimiter(Undoable):
             if self._store.compare_set(self._bucket, text, new) == new:
                 return 0
             refusals.add()
-
-
-def _interval_ns(rate: float, per: float) -> int:
-    """Return the time between two tokens in ns, at least 1."""
-    if not (0 < rate < math.inf and 0 < per < math.inf):
-        raise ValueError(f"rate and per must be finite and above zero, not {rate!r} and {per!r}")
-    return max(1, round(per / rate * 1e9))

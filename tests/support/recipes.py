@@ -115,12 +115,12 @@ RECIPES: dict[str, Recipe] = {
     ),
     "CyclicBarrier": Recipe(
         lambda barrier: [
+            barrier.reset,  # a process that was killed here may have left the barrier broken
             barrier.wait,
+            barrier.n_waiting,
             barrier.abort,
             barrier.is_broken,
             barrier.reset,
-            barrier.n_waiting,
-            barrier.wait,
         ],
         (1,),
     ),
