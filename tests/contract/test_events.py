@@ -251,7 +251,7 @@ def test_reset_of_a_barrier_with_waiters_breaks_their_round_only(place: Place) -
 
 def test_barrier_refuses_another_number_of_parties(place: Place) -> None:
     barrier, threads = enter(place, 1)
-    with pytest.raises(ValueError, match=r"'b' has parties=3 here and 9 for .*: all processes must give the same"):
+    with pytest.raises(ValueError, match=r"'b' has parties=3 here and 9 for .*: all must give the same"):
         CyclicBarrier(barrier._store, "b", 3).wait()
     barrier.abort()
     assert threads[0].join()
