@@ -12,7 +12,7 @@ from fscoord._runtime import system
 from fscoord._waiting.awaited import CONDITION
 from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError
-from fscoord.recipes._cleanup import Decorator, Undoable, undone_by
+from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import HeldEntry
 from fscoord.recipes._line import Line
@@ -54,10 +54,10 @@ def _notified(entries: list[Entry]) -> int:
     return sum(1 for _ in takewhile(lambda entry: entry.mode == NOTIFIED, entries))
 
 
-_acquiring: Final[Decorator] = undone_by(lambda condition, got, _: condition._lock._undo(got))
+_acquiring: Final = undone_by(lambda condition, got, _: condition._lock._undo(got))
 _releasing: Final = undone_by(lambda condition, gone, here: condition._lock._finish(gone, here), FscoordError)
 _waiting: Final = undone_by(lambda condition, rounds, here: condition._undo(rounds, here))
-_notifying: Final[Decorator] = undone_by(lambda *_: None)  # a notification is one operation: only `here` is needed
+_notifying: Final = undone_by(lambda *_: None)  # a notification is one operation: only `here` is needed
 
 
 class Condition(Undoable):
@@ -177,18 +177,17 @@ class Condition(Undoable):
     def _wait(self, rounds: list[Round], here: object, limit: float) -> WaitSteps[bool]:
         self._check_held(here)
         lock, line, name = self._lock, self._line, self._line.new_id()
-        gone: list[HeldEntry | str] = []
-        got: list[str] = []
-        rounds.append((name, gone, got))
+        undo: Round = name, [], []
+        rounds.append(undo)
         entry = line.join(name, WAITS)  # before the release, so that no later notification is missed
         assert entry is not None
-        while lock._release(gone, here):  # as often as an `RLock` was acquired
+        while lock._release(undo[1], here):  # as often as an `RLock` was acquired
             pass
         served = yield from line.await_turn(entry, limit, CONDITION)
         if served is not None:
             line.leave(name)
-        for _ in gone:
-            found = lock._acquire(got, here, True, -1)
+        for _ in undo[1]:
+            found = lock._acquire(undo[2], here, True, -1)
             if not isinstance(found, bool):
                 yield from found
         return served is not None

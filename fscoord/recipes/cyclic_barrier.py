@@ -55,6 +55,11 @@ class _Arrivals(Line):
             + ("" if entry.mode == "reset" else "; call reset() before the next round")
         )
 
+    def break_round(self, reason: str) -> None:
+        """Make all waiters raise an error, because this process did `reason`. A "reset" leaves nothing `BROKEN`."""
+        me, unwanted = system.process_name(), BROKEN if reason == "reset" else ""
+        self._change(lambda entries: [each for each in _broken(entries, reason, me) if each.id != unwanted])
+
     def fail(self, names: set[str], reason: str, owner: str, *, removes: bool = True) -> list[Entry]:
         """If an entry of `names` waits, break the round, because `owner` did `reason`. Then remove these entries."""
 
@@ -67,15 +72,13 @@ class _Arrivals(Line):
 
     def _appended(self, entries: list[Entry], new: Entry) -> list[Entry]:
         waiting = [entry for entry in entries if _is_waiting(entry)]
-        for entry in entries:
-            if entry.id == BROKEN:
-                raise self.broken_error(entry)
-        for entry in waiting:
-            if entry.mode.partition("/")[2] != str(self._parties):
-                raise ValueError(
-                    f"the barrier {self.name!r} has parties={self._parties} here and {entry.mode.partition('/')[2]} for"
-                    f" {entry.owner}: all processes must give the same number"
-                )
+        if entries and entries[-1].id == BROKEN:
+            raise self.broken_error(entries[-1])
+        if waiting and waiting[0].mode != f"0/{self._parties}":
+            theirs = f"{waiting[0].mode.partition('/')[2]} for {waiting[0].owner}"
+            raise ValueError(
+                f"the barrier {self.name!r} has parties={self._parties} here and {theirs}: all must give the same"
+            )
         return [*entries, new._replace(mode=f"{len(waiting)}/{self._parties}")]
 
     def _watched(self, entries: list[Entry], place: int) -> list[Entry]:
@@ -98,16 +101,12 @@ class _Arrivals(Line):
         return f"the cyclic barrier {self.name!r} ({arrived} of {self._parties} have arrived)"
 
 
-def _broken(entries: list[Entry], reason: str, owner: str, *, stays_broken: bool = True) -> list[Entry]:
-    """Return `entries` with all waiters marked as broken, because the process `owner` did `reason`."""
-    if stays_broken and entries and entries[-1].id == BROKEN:
+def _broken(entries: list[Entry], reason: str, owner: str) -> list[Entry]:
+    """Return `entries` with all waiters marked, because the process `owner` did `reason`, and `BROKEN` at the end."""
+    if entries and entries[-1].id == BROKEN:
         return entries
-    marked = [
-        entry._replace(mode=reason, owner=owner) if _is_waiting(entry) else entry
-        for entry in entries
-        if entry.id != BROKEN
-    ]
-    return [*marked, Entry(BROKEN, reason, 0, 0, owner, NO_LEASE)] if stays_broken else marked
+    marked = [each._replace(mode=reason, owner=owner) if _is_waiting(each) else each for each in entries]
+    return [*marked, Entry(BROKEN, reason, 0, 0, owner, NO_LEASE)]
 
 
 class CyclicBarrier(Undoable):
@@ -182,11 +181,11 @@ class CyclicBarrier(Undoable):
 
     def abort(self) -> None:
         """Break the barrier. Example: a process can't go on, and the others must not wait for it."""
-        self._line._change(lambda entries: _broken(entries, "abort", system.process_name()))
+        self._line.break_round("abort")
 
     def reset(self) -> None:
         """Make the barrier usable again. Processes that wait now raise `~fscoord.BrokenBarrierError`."""
-        self._line._change(lambda entries: _broken(entries, "reset", system.process_name(), stays_broken=False))
+        self._line.break_round("reset")
 
     def _undo(self, made: list[str]) -> None:
         """Undo a call of `wait` that raised an error. This method may be called twice."""

@@ -13,7 +13,7 @@ from fscoord._waiting.awaited import RATE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import StoreTimeoutError
-from fscoord.recipes._cleanup import Decorator, Undoable, as_one_wait, undone_by
+from fscoord.recipes._cleanup import Undoable, as_one_wait, undone_by
 from fscoord.recipes._keys import Refusals, parse_count
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store, needed_store, shown
@@ -31,7 +31,7 @@ class _Turn(Lock):
     _kind = RATE
 
 
-_acquiring: Final[Decorator] = undone_by(lambda limiter, got, _: limiter._turn._undo(got))
+_acquiring: Final = undone_by(lambda limiter, got, _: limiter._turn._undo(got))
 
 
 class RateLimiter(Undoable):
@@ -51,7 +51,6 @@ class RateLimiter(Undoable):
         rate: how many tokens the bucket gets in `per`. All processes must pass the same `rate`, `per` and `burst`.
         per: a time, in seconds or as a `timedelta`.
         burst: the greatest number of tokens in the bucket. With 1, tokens are evenly spaced.
-        timeout: how long to wait for tokens, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: as for `fscoord.recipes.Lock`: a process that is stopped while it is first in line holds up the others.
 
     Raises:
@@ -61,18 +60,11 @@ class RateLimiter(Undoable):
     __reduce__ = refuse_copies
 
     def __init__(
-        self,
-        store: Store,
-        name: Key,
-        rate: float,
-        per: Timeout = 1.0,
-        burst: int = 1,
-        timeout: Timeout | None = None,
-        ttl: Timeout | None = None,
+        self, store: Store, name: Key, rate: float, per: Timeout = 1.0, burst: int = 1, ttl: Timeout | None = None
     ) -> None:
         self._store = needed_store(store)
         self._name = key_bytes(name)
-        self._turn = _Turn(store, name, timeout, ttl)
+        self._turn = _Turn(store, name, ttl=ttl)
         self._burst = check_positive("burst", burst)
         if not (0 < rate < math.inf and 0 < to_seconds(per) < math.inf):
             raise ValueError(f"rate and per must be finite and above zero, not {rate!r} and {per!r}")
@@ -89,8 +81,7 @@ class RateLimiter(Undoable):
 
         Args:
             n: how many tokens to take.
-            timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`, or else the
-                store's timeout.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
             StoreTimeoutError: the tokens are not there within the timeout. The error comes as soon as this is certain.

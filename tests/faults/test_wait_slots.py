@@ -30,7 +30,9 @@ from fscoord._log.format.wait_slot import EMPTY, FILE_HEADER, SLOT_SIZE, WaitSlo
 from fscoord._waiting import timing
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import (
+    CyclicBarrier,
     Election,
+    Event,
     Lock,
     ReadWriteLock,
     Semaphore,
@@ -183,6 +185,16 @@ WAITS: dict[str, tuple[Callable[[Store], object], Callable[[Store, Any], object]
         lambda store: once(store, "dataset", lambda: b"x"),
         lambda _, holder: holder.release(),
         "work 'dataset'",
+    ),
+    "Event": (
+        lambda store: Event(store, "front").wait(END_S),
+        lambda store, _: Event(store, "front").set(),
+        "event 'front'",
+    ),
+    "CyclicBarrier": (
+        lambda store: CyclicBarrier(store, "front", 2).wait(END_S),
+        lambda store, _: CyclicBarrier(store, "front", 2).wait(END_S),
+        "cyclic barrier 'front'",
     ),
     **{
         name: (
