@@ -49,6 +49,7 @@ from fscoord.cli.ps import since_text
 from fscoord.recipes import Lock
 
 EXAMPLES = [
+    (errors.CompactedError("x"), 69),
     (RendezvousGracefulExit("x"), 0),
     (QueueEmptyError("x"), 1),
     (click.UsageError("x"), 64),
