@@ -202,7 +202,6 @@ def test_timeout_of_inf_waits_without_limit(fscoord):
         ["ps", "--slow", "-1"],
         ["ps", "--interval", "x"],
         ["top", "--interval", "nan"],
-        ["watch", "--count", "-1"],
         ["lock", "--grace", "-1", "l", "true"],
         ["lock", "--ttl", "x", "l", "true"],
     ],
