@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 from fscoord._arguments import key_text
@@ -84,7 +86,7 @@ def refuse_later(place: object, after: Position | None, now: Position) -> Positi
     return now if after is None else after
 
 
-class Watch(ABC):
+class Watch(Iterator[Change], AbstractContextManager["Watch"]):
     """An iterator over the changes of a store's keys; see `Store.watch`. Only one thread at a time may use it.
 
     `close`, or the end of a ``with`` statement, ends the watch. Each kind of store has a subclass, which finds changes.
@@ -129,9 +131,6 @@ class Watch(ABC):
         quiet = SlowWaitLogger(__name__, started=math.inf)
         return WaitRequest(CHANGES, [], self._limit, slow_logger=quiet, watch=self)
 
-    def __iter__(self) -> Watch:
-        return self
-
     def __next__(self) -> Change:
         if self._is_closed:
             raise StopIteration
@@ -145,9 +144,6 @@ class Watch(ABC):
     def close(self) -> None:
         """End the watch. Closing it again does nothing."""
         self._is_closed = True
-
-    def __enter__(self) -> Watch:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

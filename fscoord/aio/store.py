@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from datetime import timedelta
 from functools import partial
 from types import EllipsisType
@@ -23,7 +23,7 @@ A = TypeVar("A", bound="AsyncStore")
 D = TypeVar("D")
 
 
-class AsyncWatch:
+class AsyncWatch(AsyncIterator[Change]):
     """An asynchronous iterator over the changes of a store's keys; see `~fscoord.Store.watch`.
 
     The watch begins with its first step, or at the beginning of an ``async with`` statement. Only one task at a time
@@ -41,9 +41,6 @@ class AsyncWatch:
         """The position up to which all changes were returned; None before the watch has begun."""
         return None if self._watch is None else self._watch.position
 
-    def __aiter__(self) -> AsyncWatch:
-        return self
-
     async def __anext__(self) -> Change:
         watch = await self._begun()
         request = watch._request()
@@ -53,7 +50,7 @@ class AsyncWatch:
             return change
         raise StopAsyncIteration
 
-    async def aclose(self) -> None:
+    async def aclose(self, *_: object) -> None:
         """End the watch. Closing it again does nothing."""
         await self._driver.run((await self._begun()).close)
 
@@ -61,8 +58,7 @@ class AsyncWatch:
         await self._begun()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    __aexit__ = aclose
 
     async def _begun(self) -> Watch:
         if self._watch is None:

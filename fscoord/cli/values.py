@@ -23,7 +23,6 @@ from fscoord.cli.options import (
     limit_text,
     number_option,
     raw,
-    seconds_option,
     with_store,
     with_store_to_get,
     with_store_to_read,
@@ -273,12 +272,9 @@ Values = dict[bytes, bytes]
 @click.option("-a", "--all", "is_all", is_flag=True, help="First print the present keys and values.")
 @number_option("--count", help="End after this many changes. [default: no limit]")
 @click.option("--after", metavar="POSITION", help="Begin after the change with this position, from --json.")
-@seconds_option("--interval", default="0.1", help="The least time between two reads of a TCPStore.")
 @json_option("Print each change as one line of JSON.")
 @with_store_to_watch
-def watch(
-    store: Store, prefix: bytes, is_all: bool, count: int | None, after: str | None, interval: float, as_json: bool
-) -> None:
+def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, after: str | None, as_json: bool) -> None:
     """Print each change of the keys that begin with PREFIX.
 
     Each change is printed as it happens, as a line: "set KEY VALUE", where a long value is cut short, or "delete KEY".
@@ -288,8 +284,7 @@ def watch(
     If the store does not have them any more, because it was compacted, the verb fails with exit code 69, and the error
     names a position after which it can begin.
 
-    A TCPStore does not report changes. The verb reads its keys a few times in a second, prints only the last of several
-    changes of a key, and prints no positions.
+    A TCPStore does not report changes (exit code 74).
 
     With --timeout the verb ends after that time, with exit code 0, or with 75 if there were fewer changes than --count.
     On a terminal the verb first prints what it waits for.
@@ -307,11 +302,7 @@ def watch(
     left = math.inf if count is None else count
     wanted = "changes" if count is None else counted(count, "change")
     words = f"watching for {wanted} of keys that begin with {key_text(prefix)!r}, {limit_text(limit)}"
-    if store.capabilities.reports_changes or after is not None:
-        found = _reported(store, prefix, words, after=after, is_all=is_all, end=end)
-    else:
-        found = _polled(store, prefix, words, is_all=is_all, interval=interval, end=end)
-    for key, value, position in found:
+    for key, value, position in _changes(store, prefix, words, after=after, is_all=is_all, end=end):
         _print_change(key, value, position, as_json=as_json)
         flush()  # before the next look, which may be the last before a Ctrl-C
         left -= 1
@@ -325,13 +316,13 @@ def watch(
         )
 
 
-Found = Iterator[tuple[bytes, bytes | None, str | None]]
-"""Yields changes: (key, value, position). The value is None if the key was deleted. The position is None on a store
-that does not report changes."""
+def _changes(
+    store: Store, prefix: bytes, words: str, *, after: str | None, is_all: bool, end: float
+) -> Iterator[tuple[bytes, bytes | None, str]]:
+    """Yield each change: (key, value, position). The value is None if the key was deleted.
 
-
-def _reported(store: Store, prefix: bytes, words: str, *, after: str | None, is_all: bool, end: float) -> Found:
-    """Yield the changes that `store` reports. Print `words` when the watch has begun."""
+    Print `words` when the watch has begun.
+    """
     with store.watch(prefix, after=after) as watch:
         present = sorted(_read_all(store, prefix).items()) if is_all else []
         start = str(watch.position)
@@ -345,21 +336,6 @@ def _reported(store: Store, prefix: bytes, words: str, *, after: str | None, is_
         except StoreTimeoutError as error:
             if not error.keys:  # the log's lock did not come
                 raise
-
-
-def _polled(store: Store, prefix: bytes, words: str, *, is_all: bool, interval: float, end: float) -> Found:
-    """Yield the changes between two reads of a store that does not report changes. Print `words` after the first."""
-    known: Values = {} if is_all else _read_all(store, prefix)
-    tell(log, words)
-    while True:
-        found = _read_all(store, prefix)
-        changed = {key for key, value in found.items() if known.get(key) != value}
-        yield from ((key, found.get(key), None) for key in sorted(changed | (known.keys() - found.keys())))
-        known = found
-        left = end - system.time.monotonic()
-        if left <= 0:
-            return
-        system.time.sleep(min(interval, left))
 
 
 def _read_all(store: Store, prefix: bytes) -> Values:
@@ -378,11 +354,11 @@ def _read_all(store: Store, prefix: bytes) -> Values:
             )
 
 
-def _print_change(key: bytes, value: bytes | None, position: str | None, *, as_json: bool) -> None:
+def _print_change(key: bytes, value: bytes | None, position: str, *, as_json: bool) -> None:
     if as_json:
         change = {"change": "delete" if value is None else "set", "key": key}
         change |= {} if value is None else {"value": value}
-        write_json(change if position is None else {**change, "position": position})
+        write_json({**change, "position": position})
     elif value is None:
         write(f"delete {printable(key)}\n".encode())
     else:

@@ -49,9 +49,7 @@ class Ephemeral(Undoable):
         self._value = value_bytes(value)
         self._created: dict[int, bytes] = {}  # {pid of the creator: text of the key in the store}
         if store.capabilities.processes and not store.has_liveness:
-            raise StoreError(
-                f"{store!r} can't detect deaths, so no key vanishes there; use a FileStore or an EtcdStore"
-            )
+            raise StoreError(f"{store!r} can't detect deaths; use a FileStore with kernel locks, or an EtcdStore")
 
     def __repr__(self) -> str:
         return shown(self, self._store, self._key, "created" if self._own() else "not created")
@@ -81,10 +79,9 @@ class Ephemeral(Undoable):
     @undone_by(lambda key, *_: key._undo(key._own()), FscoordError)
     def __enter__(self: E, _: list[object], __: object) -> E:  # noqa: PLE0302 - they are not given
         if not self.create():
-            creator, _value = self._find() or ("a process that has ended meanwhile", b"")
+            by = (self._find() or ("an ended process",))[0]
             raise FscoordError(
-                f"key {key_text(self._key)!r} exists already, created by {creator}, which is not known dead: use"
-                " another key, or wait until that process has ended"
+                f"key {key_text(self._key)!r} exists already, created by {by}: await its end, or use another"
             )
         return self
 

@@ -24,7 +24,7 @@ FUNCTIONS = [
 
 # What is said of somebody is the same for both; a hold is what all asynchronous locks are.
 DATA = RESULTS - {"Item"}
-OWN = {"AsyncStore", "Hold", "open_store", "wait_visible", *COLLECTIVES}
+OWN = {"AsyncStore", "AsyncWatch", "Hold", "open_store", "wait_visible", *COLLECTIVES}
 OWN_MEMBERS = {("AsyncStore", "store")}
 
 

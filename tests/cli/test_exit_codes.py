@@ -49,6 +49,7 @@ from fscoord.cli.ps import since_text
 from fscoord.recipes import Lock
 
 EXAMPLES = [
+    (errors.CompactedError("x"), 69),
     (RendezvousGracefulExit("x"), 0),
     (QueueEmptyError("x"), 1),
     (click.UsageError("x"), 64),
@@ -202,7 +203,6 @@ def test_timeout_of_inf_waits_without_limit(fscoord):
         ["ps", "--slow", "-1"],
         ["ps", "--interval", "x"],
         ["top", "--interval", "nan"],
-        ["watch", "--interval", "-1"],
         ["lock", "--grace", "-1", "l", "true"],
         ["lock", "--ttl", "x", "l", "true"],
     ],

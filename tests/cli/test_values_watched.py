@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
-from fscoord import FileStore
+from fscoord import FileStore, Store
 
 PATIENCE_S = 60
 
@@ -85,7 +85,7 @@ def test_long_value_is_cut_short_for_people_alone(fscoord):
 def test_changes_are_printed_as_they_come(process, line_with, path):
     with FileStore(path) as store:
         store.multi_set(["k/a", "k/b", "k/c"], ["1", "2", "3"])
-        child = process("watch", "-v", "--interval", "0.01", "--count", "4", "k/")
+        child = process("watch", "-v", "--count", "4", "k/")
         line_with(child, "watching for 4 changes of keys that begin with 'k/'")
         store.set("other", "x")
         for change, told in (
@@ -132,18 +132,9 @@ def test_store_that_is_not_there_is_not_made(fscoord, path):
     assert fscoord("watch").code == 74
 
 
-def test_store_that_reports_no_changes_is_read_again_and_again(fscoord, monkeypatch):
-    lacks = FileStore.capabilities._replace(reports_changes=False)
-    monkeypatch.setattr(FileStore, "capabilities", lacks)
-    fscoord("set", "p/a", "1")
-    assert fscoord("watch", "--all", "--count", "1", "--interval", "0", "p/") == (0, b"set p/a 1\n", "")
-    sets, list_keys = iter([None, "2", None]), FileStore.list_keys
-
-    def list_after_change(store, prefix=""):
-        if value := next(sets, None):
-            with FileStore(store.path) as other:
-                other.set("p/a", value)
-        return list_keys(store, prefix)
-
-    monkeypatch.setattr(FileStore, "list_keys", list_after_change)
-    assert fscoord("watch", "--json", "--count", "1", "p/").out == b'{"change": "set", "key": "p/a", "value": "2"}\n'
+def test_store_that_reports_no_changes_is_refused(fscoord, monkeypatch):
+    fscoord("set", "k", "1")
+    monkeypatch.setattr(FileStore, "_watch", Store._watch)
+    done = fscoord("watch", "k")
+    assert (done.code, done.out) == (74, b"")
+    assert "can't report changes" in done.err

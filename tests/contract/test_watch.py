@@ -7,12 +7,13 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from support.places import HANG_S, Place, start_thread
+from support.places import HANG_S, Place, start_thread, until
 
 from fscoord import (
     Change,
     CompactedError,
     FileStore,
+    FscoordError,
     HashStore,
     Position,
     Store,
@@ -21,6 +22,7 @@ from fscoord import (
     StoreTimeoutError,
     aio,
 )
+from fscoord.recipes import Ephemeral
 from fscoord.stores import memory
 from fscoord.testing import FaultyStore
 
@@ -178,6 +180,55 @@ def test_view_that_injects_faults_watches_its_store() -> None:
     with FaultyStore(HashStore()) as store, store.watch(timeout=HANG_S) as watch:
         store.set("k", "1")
         assert told(next(watch)) == ("k", b"1")
+
+
+# -- ephemeral keys ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lively(store: Store) -> Store:
+    if store.capabilities.processes and not store.has_liveness:
+        with pytest.raises(StoreError, match="can't detect deaths"):
+            Ephemeral(store, "e")
+        pytest.skip("the store can't detect deaths")
+    return store
+
+
+def test_ephemeral_key_exists_while_its_creator_has_it(lively: Store) -> None:
+    key, same = Ephemeral(lively, "e", "1"), Ephemeral(lively, "e", "1")
+    with lively.watch("e", timeout=HANG_S) as watch:
+        with key:
+            assert same.get() == b"1"
+            assert not same.create()
+            assert not same.delete()
+            with pytest.raises(FscoordError, match="'e' exists already, created by"):
+                same.__enter__()
+            assert key.get() == b"1"
+        assert key.get() is None
+        assert not key.delete()
+        assert same.create()
+        assert same.delete()
+        assert [next(watch).kind for _ in range(4)] == ["set", "delete", "set", "delete"]
+
+
+def test_ephemeral_key_of_a_closed_store_is_deleted_by_the_next_process_that_looks(place: Place, lively: Store) -> None:
+    if not lively.has_liveness:
+        pytest.skip("the store has no sessions")
+    lively.register()
+    with lively.watch("e", timeout=HANG_S) as watch:
+        other = place.open()
+        Ephemeral(other, "e", "1").create()
+        assert next(watch).kind == "set"
+        place.close_newest()
+        until(lambda: Ephemeral(lively, "e").get() is None)
+        assert next(watch).kind == "delete"
+        assert Ephemeral(lively, "e", "2").create()
+
+
+def test_value_of_another_program_is_no_ephemeral_key(lively: Store) -> None:
+    lively.set("e", "mine")
+    with pytest.raises(FscoordError, match="not a valid ephemeral key"):
+        Ephemeral(lively, "e").get()
 
 
 # -- compaction ----------------------------------------------------------------------------------------------------

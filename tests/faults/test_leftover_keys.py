@@ -61,16 +61,16 @@ class Mortal(PrefixStore):
         self.asleep: Callable[[], object] = lambda: None
         self.is_dead = False
 
-    def _step(self, name: str, *arguments: Any) -> Any:
+    def _step(self, name: str, *arguments: Any, **named: Any) -> Any:
         self.left -= 1
         do = getattr(super(), name)
         if self.left != 0:
-            return do(*arguments)
+            return do(*arguments, **named)
         if self._moment == "after":
-            do(*arguments)
+            do(*arguments, **named)
         self.meanwhile()
         if self._moment == "late":
-            do(*arguments)
+            do(*arguments, **named)
         self.kill()
         raise StoreClosedError("killed")
 
@@ -99,8 +99,11 @@ class Mortal(PrefixStore):
     def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
         return self._step("compare_set", key, expected, desired)
 
-    def delete_key(self, key: Any) -> bool:
-        return self._step("delete_key", key)
+    def delete_key(self, key: Any, *, expected: Any = None) -> bool:
+        return self._step("delete_key", key, expected=expected)
+
+    def create(self, key: Any, value: Any) -> bool:
+        return self._step("create", key, value)
 
     def multi_set(self, keys: Any, values: Any) -> None:
         self._step("multi_set", keys, values)

@@ -18,6 +18,7 @@ from fscoord.recipes import (
     Condition,
     CyclicBarrier,
     Election,
+    Ephemeral,
     Lock,
     Membership,
     Partitioner,
@@ -351,6 +352,37 @@ def test_queue_item_interrupted_twice_at_its_end_is_done_or_available(hash_store
             queue.take(block=False).ack()
 
     assert at_each_two_points(act, "recipes/") > 50
+
+
+# Ephemeral keys
+
+
+@pytest.mark.parametrize("way", ["create", "__enter__"])
+def test_creation_of_an_ephemeral_key_interrupted_twice_leaves_no_key(hash_store: Store, way: str) -> None:
+    key = Ephemeral(hash_store, "e")
+
+    def act(point: At) -> None:
+        if is_interrupted(point, getattr(key, way)):
+            assert key.get() is None, point.places
+        else:
+            assert key.delete()
+
+    assert at_each_two_points(act) > 100
+
+
+@pytest.mark.parametrize("way", ["delete", "__exit__"])
+def test_deletion_of_an_ephemeral_key_interrupted_twice_is_still_done(hash_store: Store, way: str) -> None:
+    key = Ephemeral(hash_store, "e")
+    arguments = (None, None, None) if way == "__exit__" else ()
+
+    def act(point: At) -> None:
+        assert key.create()
+        is_interrupted(point, lambda: getattr(key, way)(*arguments))
+        if point.where.split()[1:] == [way]:  # it had not begun, and is to be called again
+            assert key.delete()
+        assert key.get() is None, point.places
+
+    assert at_each_two_points(act) > 50
 
 
 # Groups

@@ -17,6 +17,8 @@ from fscoord import (
     BarrierError,
     BrokenBarrierError,
     Capabilities,
+    Change,
+    CompactedError,
     CorruptLogError,
     EtcdStore,
     FileStore,
@@ -27,6 +29,7 @@ from fscoord import (
     LockLostError,
     Member,
     NoProcessGroupError,
+    Position,
     PrefixStore,
     QueueEmptyError,
     RendezvousClosedError,
@@ -47,6 +50,7 @@ from fscoord import (
     TCPStore,
     UnsupportedFilesystemError,
     UsedBeforeError,
+    Watch,
     WorkFailedError,
     aio,
     barrier,
@@ -84,6 +88,7 @@ from fscoord.recipes import (
     CyclicBarrier,
     DoubleBarrier,
     Election,
+    Ephemeral,
     Event,
     Item,
     Latch,
@@ -398,6 +403,13 @@ def recipes(store: Store) -> None:
         assert_type(parts.partitions, dict[int, int])
         assert_type((parts.rebalance(), parts.leave()), tuple[bool, bool])
         assert_type(parts.wait_changed(timeout=5), dict[int, int])
+    with store.watch("prefix", after="0.1", timeout=5) as watch:
+        assert_type((watch, watch.position), tuple[Watch, Position])
+        assert_type(next(watch), Change)
+        for change in store.watch(after=watch.position):
+            assert_type((change.key, change.value), tuple[str, bytes | None])
+    with Ephemeral(store, "name", b"data") as key:
+        assert_type((key.create(), key.get(), key.delete()), tuple[bool, bytes | None, bool])
     with Membership(store, "name", b"data") as group:
         assert_type(group.observe(timeout=5), list[Participant])
         assert_type(group.evict(group.members()[0]), bool)
@@ -479,6 +491,11 @@ async def tasks(store: aio.AsyncStore) -> None:
     async with aclosing(aio.Election(store, "name").watch()) as leaders:
         async for leader in leaders:
             assert_type(leader, Leader)
+    async with store.watch("prefix") as changes, aio.Ephemeral(store, "name") as key:
+        assert_type((changes, changes.position), tuple[aio.AsyncWatch, Position | None])
+        async for change in changes:
+            assert_type(change, Change)
+        assert_type((await key.create(), await key.get(), await key.delete()), tuple[bool, bytes | None, bool])
     async with aclosing(aio.Membership(store, "name").watch()) as groups:
         assert_type(await groups.__anext__(), list[Participant])
 
@@ -615,6 +632,8 @@ def errors(error: FscoordError) -> None:
         assert_type(error.missing_ranks, tuple[str, ...])
         assert_type(error.holder, str | None)
         assert_type(error.waited, float)
+    elif isinstance(error, CompactedError):
+        assert_type(error.position, Any)
     elif isinstance(error, CorruptLogError):
         assert_type(error.offset, int)
         assert_type(error.reason, str)

@@ -135,8 +135,9 @@ class FileWatch(Watch):
         """Read the log, and return whether a change is pending. The errors are those of `Log.refresh`."""
         machine = self._machine
         machine.found = machine.found and max(machine.found, self._found)  # after an interruption of `apply`
-        self._refuse_gap(self._log.refresh(limit, machine.place))
-        if not self._pending:
+        now = self._log.refresh(limit, machine.place)
+        if not self._pending:  # otherwise a gap comes after these changes
+            self._refuse_gap(now)
             self._position = machine.found or self._position
         return bool(self._pending)
 
