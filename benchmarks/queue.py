@@ -42,7 +42,7 @@ MAXSIZE: Final = 10_000
 """The `maxsize` of fscoord's queue. The other queues are not limited."""
 END: Final = b"end"
 LIMIT_S: Final = 60.0
-SLOWEST: Final = 500
+SLOWEST: Final = 50
 """The lowest rate in items a second at which a run is waited for to its end."""
 PAUSE_S: Final = 0.001
 """How long a consumer of a queue that can't wait sleeps when the queue is empty."""
@@ -221,14 +221,18 @@ class Sizes:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+        self._look()
 
     def _watch(self) -> None:
         while not self._end.wait(0.2):
-            total = 0
-            for path in Path(self._directory).rglob("*"):
-                with suppress(FileNotFoundError):
-                    total += path.stat().st_blocks * 512
-            self.largest = max(self.largest, total / (1 << 20))
+            self._look()
+
+    def _look(self) -> None:
+        total = 0
+        for path in Path(self._directory).rglob("*"):
+            with suppress(FileNotFoundError):
+                total += path.stat().st_blocks * 512
+        self.largest = max(self.largest, total / (1 << 20))
 
 
 class Found(NamedTuple):
@@ -277,7 +281,7 @@ def measure(settings: Settings) -> Iterator[Row]:
     """Yield a row for the rate, one for the memory, and one for the files."""
     items = settings.items or (ITEMS_QUICK if settings.quick else ITEMS)
     sides = SIDES_QUICK if settings.quick else SIDES
-    rounds = settings.rounds(3)
+    rounds = settings.rounds(1)
 
     def once(kind: str) -> Found:
         return run(kind, settings.directory, items, sides)

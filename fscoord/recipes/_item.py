@@ -143,7 +143,7 @@ class Items:
         name: the queue's name.
         numbers: the key that counts the items that were put.
         ends: the key that counts the items that were removed.
-        returns: the key that counts the items that were released or put with a delay.
+        returns: the key that counts the items that were released.
         wakeup: the key whose appearance wakes the consumers that wait for an item.
         removed: the key whose appearance wakes the callers that wait for the removal of an item.
     """

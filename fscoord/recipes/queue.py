@@ -61,7 +61,7 @@ from fscoord.store import Store, begin_span, needed_store, shown
 T = TypeVar("T")
 
 LOOK_S: Final = 1.0
-"""A consumer lists the items again after this many seconds, to find items whose consumers have died."""
+"""A consumer lists the items again after this many seconds, to find items that are due or whose consumers have died."""
 
 LOOK_SHARE: Final = 0.05
 """The largest part of its time for which a process lists all keys to repeat an earlier list."""
@@ -71,6 +71,9 @@ SPAN: Final = 512
 
 SPANS_MAX: Final = 8
 """A consumer lists all keys instead if more than this many times `SPAN` items were put since its last look."""
+
+FAR_S: Final = 1e11
+"""No delay is so long, in seconds. An item that would expire after so long a time never expires."""
 
 MIDDLE: Final = 1 << 31
 """The sum of a priority and this number is not negative. So the hexadecimal text of the sum sorts like the priority."""
@@ -95,12 +98,12 @@ class _Terms(NamedTuple):
         """Return the terms with times in seconds.
 
         Raises:
-            ValueError: the delay is not finite.
+            ValueError: the delay is not finite, or is at least `FAR_S`.
         """
-        delay = to_seconds(self.delay)
-        if delay == math.inf:
-            raise ValueError("delay must be a finite time")
-        return self._replace(delay=delay, expires=math.inf if self.expires is None else to_seconds(self.expires))
+        delay, expires = to_seconds(self.delay), math.inf if self.expires is None else to_seconds(self.expires)
+        if delay >= FAR_S:
+            raise ValueError(f"delay must be a finite time, less than {FAR_S:g} s")
+        return self._replace(delay=delay, expires=math.inf if expires >= FAR_S else expires)
 
 
 class Queue(Undoable):
@@ -316,9 +319,8 @@ class Queue(Undoable):
             self._store.delete_key(key)
             _got.clear()
             if text[:1] == b"!":
-                raise WorkFailedError(
-                    f"there is no result of the item {id!r} of the queue {self.name!r}: {text[1:].decode()}"
-                )
+                why = text[1:].decode(errors="replace")
+                raise WorkFailedError(f"there is no result of the item {id!r} of the queue {self.name!r}: {why}")
             if text[:1] != b"=":
                 raise foreign_value_error(key, text, "result of an item")
             return bytes(text[1:])
@@ -532,7 +534,8 @@ class Queue(Undoable):
                 if most and count <= most:
                     return
                 # Only a list of all items shows that none is left.
-                if not most or count == math.inf or left <= 0 or system.time.monotonic() >= self._counted_until:
+                is_old = system.time.monotonic() >= self._counted_until
+                if is_old or left <= 0 or count == math.inf or (not most and count <= 0):
                     count = self._count_exactly()
                     if count <= most:
                         return
@@ -568,8 +571,6 @@ class Queue(Undoable):
                 keys += map(self._items.claim_key, order_keys)
                 texts += [claim_until(now + to_seconds(terms.delay))] * len(values)
             self._store.multi_set([*keys, self._items.wakeup], [*texts, b"1"])
-            if terms.delay:
-                add_checked(self._store, self._items.returns)  # all consumers list the item, and learn when it is due
             if span is not None:
                 tracing.end(span, "done", "item", key_text(order_keys[0]))
         return list(map(key_text, order_keys))

@@ -126,6 +126,20 @@ def test_body_of_a_with_that_is_cancelled_releases_the_hold(kind: str, every_cal
 
 
 @persistence
+def test_batch_of_items_taken_by_a_cancelled_task_comes_back(persists: bool, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            queue, plain = aio.Queue(every_call_is_an_await(store), "q"), Queue(store, "q")
+            plain.put_all("abc")
+            found = await outcome(cancelled(queue.take_all(3), persists=persists))
+            taken = [] if found is asyncio.CancelledError else [item.data for item in found]
+            assert len(plain.taken()) == len(taken)
+            assert taken or [item.data for item in plain.take_all(3, block=False)] == [b"a", b"b", b"c"]
+
+    assert asyncio.run(at_each_await(act)) >= 1
+
+
+@persistence
 @pytest.mark.parametrize("block", [False, True], ids=["there", "to come"])
 def test_queue_item_taken_by_a_cancelled_task_comes_back(
     block: bool, persists: bool, every_call_is_an_await: Make

@@ -488,6 +488,22 @@ def test_item_check_raises_when_the_item_has_gone_to_another() -> None:
     asyncio.run(work())
 
 
+def test_batch_of_items_and_their_results_pass_between_tasks() -> None:
+    async def work() -> None:
+        async with AsyncStore(HashStore()) as store:
+            queue = aio.Queue(store, "q")
+            ids = await queue.put_all(["a", "b", "c"], wants_result=True)
+            waiter = asyncio.ensure_future(queue.result(ids[0], timeout=HANG_S))
+            first, *others = await queue.take_all(3)
+            assert [item.data for item in [first, *others]] == [b"a", b"b", b"c"]
+            await first.ack("done")
+            await queue.ack_all(others)
+            assert (await waiter, await queue.result(ids[2])) == (b"done", b"")
+            await queue.join(timeout=0)
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize(
     "call",
     [

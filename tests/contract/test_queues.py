@@ -663,6 +663,8 @@ def test_delayed_item_can_be_cancelled_and_purged(store: Store) -> None:
     found.join(timeout=0)
     with pytest.raises(ValueError, match="delay must be a finite time"):
         found.put("a", delay=float("inf"))
+    found.put("a", expires=1e300)
+    assert found.take().data == b"a"
 
 
 def test_item_that_has_expired_is_dropped_or_goes_to_the_dead_letters(
