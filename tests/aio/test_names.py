@@ -88,6 +88,7 @@ def test_properties_never_ask_the_store() -> None:
             assert properties <= {
                 "name",
                 "is_acquired",
+                "partitions",
                 "parties",
                 "token",
                 "term",
