@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
+    "AcquireCancelledError",
     "BarrierError",
     "BrokenBarrierError",
     "CorruptLogError",
