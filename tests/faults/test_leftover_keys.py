@@ -270,7 +270,7 @@ def test_keys_of_a_line_whose_waiter_is_killed_are_those_documented(
     assert kill_at_each_operation(path, moment, act, check_line) >= least
 
 
-def test_keys_of_a_cancelled_waiter_that_is_killed_are_documented(
+def test_keys_of_a_line_whose_cancelled_waiter_is_killed_are_documented(
     path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None], least: int
 ) -> None:
     def act(view: Mortal) -> None:
