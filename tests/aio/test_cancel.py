@@ -258,7 +258,7 @@ def test_wait_for_a_token_that_is_cancelled_leaves_the_line(persists: bool, ever
             await outcome(cancelled(limiter.acquire(), persists=persists))
             assert nobody_is_in_line(store, aio.Hold(limiter._driver, limiter._core._turn))
 
-    assert asyncio.run(at_each_await(act)) > 3
+    assert asyncio.run(at_each_await(act)) >= 2
 
 
 @persistence

@@ -24,7 +24,7 @@ def test_report_prints_the_tables(fscoord, traces):
     for title in (
         "came last to barriers",
         "Waiting time by name",
-        "Locks, rates and elections",
+        "Locks and elections",
         "Deaths",
         "longest",
         "Clocks",

