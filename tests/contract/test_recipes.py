@@ -495,7 +495,7 @@ def test_recipe_shows_its_store_its_name_and_its_state_without_a_request(tmp_pat
         "Election 'e', held with token 1",
         "Membership 'g', joined",
     ]
-    assert several == f"<Side 'b' of {where}, held with tokens 1, 2>"
+    assert several == f"<Side 'b' of {where}, held with token 1>", "it is re-entrant"
     assert repr(lock) == f"<Lock 'l' of <closed {where}>, not held>"
     assert repr(item) == f"<Item 'q' of <closed {where}>, finished>"
     assert repr(queue) == f"<Queue 'q' of <closed {where}>>"
