@@ -163,6 +163,19 @@ def test_watch_of_a_task_yields_the_same_changes(watched: Store) -> None:
     assert list(map(told, asyncio.run(watch()))) == [change for _, changes in WRITES[:5] for change in changes]
 
 
+def test_watch_of_a_task_that_has_not_begun_can_be_closed(watched: Store) -> None:
+    async def body() -> None:
+        store = aio.AsyncStore(watched)
+        watch = store.watch()
+        watched.close()
+        await watch.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(watch)
+        assert watch.position is None
+
+    asyncio.run(body())
+
+
 def test_cancelled_task_loses_no_change(watched: Store) -> None:
     async def watch() -> Change:
         async with aio.AsyncStore(watched).watch() as changes:
