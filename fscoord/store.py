@@ -377,7 +377,8 @@ class Store(ABC):
             prefix: the beginning of the keys.
             after: begin with the first change after this position: the `Change.position` of a change, or its text.
                 None: begin now. A change that takes effect after the call has returned is never missed, and a change
-                that took effect before the call is not yielded.
+                that took effect before the call is not yielded. On an `EtcdStore`, give the position to a watch of the
+                same prefix: the position of a change in a transaction depends on the prefix there.
             timeout: how long to wait for each change, in seconds or as a `timedelta`; by default without limit. None
                 means the store's timeout.
 

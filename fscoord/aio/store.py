@@ -35,6 +35,7 @@ class AsyncWatch(AsyncIterator[Change]):
         self._driver = driver
         self._begin = begin
         self._watch: Watch | None = None
+        self._is_closed = False
 
     @property
     def position(self) -> Position | None:
@@ -42,6 +43,8 @@ class AsyncWatch(AsyncIterator[Change]):
         return None if self._watch is None else self._watch.position
 
     async def __anext__(self) -> Change:
+        if self._is_closed:
+            raise StopAsyncIteration
         watch = await self._begun()
         request = watch._request()
         if request is not None:
@@ -52,7 +55,9 @@ class AsyncWatch(AsyncIterator[Change]):
 
     async def aclose(self, *_: object) -> None:
         """End the watch. Closing it again does nothing."""
-        await self._driver.run((await self._begun()).close)
+        self._is_closed = True
+        if self._watch is not None:
+            await self._driver.run(self._watch.close)
 
     async def __aenter__(self) -> AsyncWatch:
         await self._begun()

@@ -9,7 +9,8 @@ a writer of this key sets the waker. A write wakes no waiters of other keys, and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
 from weakref import WeakValueDictionary
@@ -85,34 +86,40 @@ class _Shared:
 
     # Ctrl-C may interrupt a write between any two steps. So a write first wakes the waiters, and then changes the data
     # in one step. The waiters need the lock to read the data, so they read after the write. In the reverse order, an
-    # interrupted write could change the data and wake no waiter.
+    # interrupted write could change the data and wake no waiter. The history changes in the same step as the data, so
+    # that a watch yields a change if and only if the change was made.
 
     def put(self, pairs: list[tuple[bytes, bytes]], deleted: Sequence[bytes] = ()) -> None:
         for key, _ in pairs:
             notify(self.readers, key)
-        if self.history is not None:
-            removed = [(key, None) for key in deleted if key in self.values]
-            self.note(self.history, [*pairs, *removed])
-        if not deleted:
+        if not deleted and self.history is None:
             self.values.update(pairs)
             return
-        values, queues = {**self.values, **dict(pairs)}, dict(self.queues)
-        for key in deleted:
-            values.pop(key, None)
-            queues.pop(key, None)
-        self.__dict__.update(values=values, queues=queues)  # one step, as above
+        change: Callable[[], object] = partial(self.values.update, pairs)
+        if deleted:
+            values, queues = {**self.values, **dict(pairs)}, dict(self.queues)
+            for key in deleted:
+                values.pop(key, None)
+                queues.pop(key, None)
+            change = partial(self.__dict__.update, values=values, queues=queues)
+        _in_one_step(change, *self.notes([*pairs, *((key, None) for key in deleted if key in self.values)]))
 
     def remove(self, key: bytes) -> tuple[bytes | None, bool]:
         """Remove the value and the queue of `key`. Return the value, and whether there was a queue."""
-        if self.history is not None and key in self.values:
-            self.note(self.history, [(key, None)])
-        return self.values.pop(key, None), bool(self.queues.pop(key, None))
+        notes = self.notes([(key, None)] if key in self.values else [])
+        removals = partial(self.values.pop, key, None), partial(self.queues.pop, key, None)
+        value, queue, *_ = _in_one_step(*removals, *notes)
+        return value, bool(queue)
 
-    def note(self, history: _History, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
+    def notes(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> list[Callable[[], object]]:
+        """Wake the watches, and return the calls that add `pairs` to the history: one call, or none."""
+        if self.history is None:
+            return []
         for prefix in list(self.watchers):
             notify(self.watchers, prefix)
         first = self.newest.offset + 1
-        history.extend([(Position(0, number), *pair) for number, pair in enumerate(pairs, first)])
+        changes = [(Position(0, number), *pair) for number, pair in enumerate(pairs, first)]
+        return [partial(self.history.extend, changes)]
 
     @property
     def newest(self) -> Position:
@@ -145,6 +152,11 @@ class _Shared:
             if key not in self.values and not self.queues.get(key):
                 return key
         return None
+
+
+def _in_one_step(*calls: Callable[[], object]) -> list[Any]:
+    """Return the results of `calls`, which run C code only: no signal handler runs between two of them."""
+    return list(map(partial.__call__, cast("tuple[partial[Any], ...]", calls)))
 
 
 _named: WeakValueDictionary[str, _Shared] = WeakValueDictionary()

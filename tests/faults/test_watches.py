@@ -191,6 +191,36 @@ def test_ctrl_c_at_any_point_of_a_watch_loses_no_change(kind: str, tmp_path: Pat
         assert number > 20
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: store.set("k", "2"),
+        lambda store: store.add("n", 1),
+        lambda store: store.multi_set(["a", "k"], ["1", "2"]),
+        lambda store: store.transact(set={"a": "1"}, add={"n": 1}, delete=["k"]),
+        lambda store: store.delete_key("k"),
+        lambda store: store.pop("k"),
+    ],
+)
+def test_watch_in_memory_yields_a_change_only_if_an_interrupted_write_made_it(write: Callable[[Store], Any]) -> None:
+    number, reached = 0, True
+    while reached:
+        number += 1
+        with HashStore(timeout=HANG_S) as store:
+            store.set("k", "1")
+            before = state(store)
+            with store.watch(timeout=HANG_S) as watch:
+                point = At(number, interrupt)
+                try:
+                    with point:
+                        write(store)
+                except KeyboardInterrupt:
+                    pass
+                assert apply(before, rest_of(watch)) == state(store), point.where
+        reached = point.reached
+    assert number > 5
+
+
 def test_forked_child_and_its_parent_both_go_on_with_a_watch(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, store.watch(timeout=HANG_S) as watch:
         store.set("a", "1")

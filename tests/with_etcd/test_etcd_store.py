@@ -141,6 +141,17 @@ def test_multi_set_of_4096_keys_is_one_transaction(store: EtcdStore) -> None:
     assert not store.check(["another"])
 
 
+def test_transaction_may_have_120_comparisons_and_additions(store: EtcdStore) -> None:
+    store.register()  # the lease of the session is one more condition
+    counters = {f"n{number}": 1 for number in range(120)}
+    assert store.transact(add=counters, set={f"k{number}": "1" for number in range(700)}, delete=["none"])
+    compared = {f"none{number}": None for number in range(60)}
+    assert store.transact(compare=compared, add=dict(list(counters.items())[:60]))
+    assert store.multi_get(["n0", "n59", "n60", "k699"]) == [b"2", b"2", b"1", b"1"]
+    with pytest.raises(LimitExceededError, match="121 keys"):
+        store.transact(add={**counters, "another": 1})
+
+
 @pytest.mark.parametrize("call", ["add", "append", "compare_set"])
 def test_handle_with_timeout_zero_can_change_a_key_it_has_not_read(store: EtcdStore, call: str) -> None:
     """Its first try is a guess. That this was wrong is no sign that others are quicker."""

@@ -12,13 +12,16 @@ from typing import Any, Final
 
 Request = dict[str, Any]
 
-GROUP: Final = 64
-"""The maximum number of operations in one inner transaction. By default, a server refuses a transaction if its
-operations and those of one inner transaction are more than 128 in sum.
+SERVER_MAX: Final = 128
+"""A server refuses a transaction if its operations, or its conditions if these are more, and the operations of one
+inner transaction are more than this number in sum. This is the default of servers.
 """
 
+GROUP: Final = SERVER_MAX // 2
+"""The maximum number of operations in one inner transaction."""
+
 CONDITIONS_MAX: Final = 120
-"""The maximum number of conditions of a caller in one transaction. A server takes 128 by default."""
+"""The maximum number of conditions of a caller in one transaction. It leaves room below `SERVER_MAX`."""
 
 OPERATIONS_MAX: Final = GROUP * GROUP
 """The maximum number of operations in one transaction, which has up to `GROUP` inner transactions."""
@@ -124,15 +127,16 @@ def compare(key: bytes, what: str, value: int | bytes, result: str = "EQUAL") ->
     return {"key": b64(key), "target": what.upper(), "result": result, f"{what}_revision": str(value)}
 
 
-def nest_operations(operations: Sequence[Request]) -> list[Request]:
+def nest_operations(operations: Sequence[Request], conditions: int = 0) -> list[Request]:
     """Split more than `GROUP` operations into inner transactions of up to `GROUP` operations each.
 
-    By default, a server refuses a transaction with more than 128 operations. Inner transactions take effect together
-    with the outer transaction.
+    A transaction with more than `GROUP` `conditions` has smaller inner transactions; see `SERVER_MAX`. Inner
+    transactions take effect together with the outer transaction.
     """
     if len(operations) <= GROUP:
         return list(operations)
-    groups = [operations[start : start + GROUP] for start in range(0, len(operations), GROUP)]
+    size = min(GROUP, SERVER_MAX - conditions)
+    groups = [operations[start : start + size] for start in range(0, len(operations), size)]
     return [{"request_txn": {"success": list(group)}} for group in groups]
 
 

@@ -166,7 +166,8 @@ class Transactions:
             life = self._keys.life(number)
             conditions = [*conditions, compare(life, "create", 0, "GREATER")]
             failure = [*failure, range_of(life, keys_only=True)]
-        body = {"compare": list(conditions), "success": nest_operations(success), "failure": list(failure)}
+        nested = nest_operations(success, len(conditions))
+        body = {"compare": list(conditions), "success": nested, "failure": list(failure)}
         reply = self._client.call("kv/txn", body, limit, writes=True)
         answers = flatten_responses(reply.get("responses", ()))
         is_done = bool(reply.get("succeeded"))

@@ -31,14 +31,17 @@ Values = dict[bytes, bytes]
 
 
 def changes_of(kind: int, key: bytes, value: bytes, values: Values) -> list[tuple[bytes, bytes | None]]:
-    """Return (key, new value) for each change that a record makes to `values`; None as the value is a deletion."""
+    """Return (key, new value) for each change in a record that is applied to `values`. None as the value is a deletion.
+
+    The list also has the deletions of keys without a value. So its length does not depend on the watched keys.
+    """
     if kind in _ASSIGN:
         return [(key, value)]
     if kind == record.APPEND:
         return [(key, values.get(key, b"") + value)]
     if kind in record.OF_SEVERAL_KEYS:
-        return [pair for pair in record.decode_changes(value) if pair[1] is not None or pair[0] in values]
-    return [(key, None)] if kind == record.DELETE and key in values else []  # the other records are about queues
+        return list(record.decode_changes(value))
+    return [(key, None)] if kind == record.DELETE else []  # the other records are about queues
 
 
 class ChangeMachine:
@@ -71,7 +74,7 @@ class ChangeMachine:
             changes = changes_of(kind, key, value, values)
             # Each change of a record has a position, so that a watch can begin between two of them.
             for offset, (name, new) in enumerate(changes, end - len(changes) + 1):
-                if not name.startswith(self._prefix):
+                if not name.startswith(self._prefix) or (new is None and name not in values):
                     continue
                 if new is None:
                     del values[name]
