@@ -23,8 +23,9 @@ C = TypeVar("C", bound="Condition")
 Round = tuple[str, list[HeldEntry | str], list[str]]
 """One wait, to be undone: the id of its entry, its release of the lock, and the ids of its acquisition of the lock."""
 
-WAITS: Final = "w"
+WAITS: Final = "c"
 NOTIFIED: Final = "n"
+"""The modes of the entries. No lock has these modes, so `holdings` can tell the line of a condition from others."""
 
 
 class _Waiters(Line):

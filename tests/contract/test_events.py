@@ -15,7 +15,7 @@ from support.third_party import place_of
 
 from fscoord._runtime import system
 from fscoord.errors import BrokenBarrierError, StoreTimeoutError
-from fscoord.recipes import Condition, CyclicBarrier, Event, Lock, RateLimiter, RLock, event
+from fscoord.recipes import Condition, CyclicBarrier, Event, Lock, RateLimiter, RLock, event, force_release
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 
@@ -292,6 +292,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [1000 * SECOND]
     monkeypatch.setattr(system, "wall_time_ns", lambda: now[0])
     return now
+
+
+def test_loss_of_the_turn_is_no_error_once_the_tokens_are_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = RateLimiter(store, "r", 1, per=3600, burst=4)
+    take = limiter._take
+
+    def lose_turn(n: int, waited: int) -> int:
+        missing = take(n, waited)
+        assert force_release(store, "r", limiter._turn.token)
+        return missing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(limiter, "_take", lose_turn)
+        limiter.acquire(2)
+        assert limiter.try_acquire()
+    assert count_free(limiter) == 1
 
 
 def count_free(limiter: RateLimiter) -> int:
