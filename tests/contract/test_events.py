@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -164,6 +165,63 @@ def test_error_in_a_wait_leaves_the_lock_free_and_ends_the_block_with_that_error
         condition.wait()
     assert not condition._lock.locked()
     assert waiting(condition) == 0
+
+
+def test_wait_leaves_the_hold_of_another_thread_of_the_same_lock_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(store, "l")
+    condition = Condition(store, "c", lock)
+    is_free, is_taken = threading.Event(), threading.Event()
+    release = lock._release
+
+    def release_and_lose(*arguments: Any) -> bool:
+        found = release(*arguments)
+        is_free.set()
+        assert is_taken.wait(HANG_S)
+        return found
+
+    def wait() -> None:
+        with condition:
+            condition.wait(0)
+
+    monkeypatch.setattr(lock, "_release", release_and_lose)
+    thread = start_thread(wait)
+    assert is_free.wait(HANG_S)
+    assert lock.acquire(timeout=HANG_S)
+    token = lock.token
+    is_taken.set()
+    until(lock.waiters)
+    assert lock.token == token
+    lock.release()
+    thread.join()
+    assert not lock.locked()
+
+
+def test_block_whose_wait_fails_leaves_the_hold_of_another_thread_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(store, "l")
+    condition = Condition(store, "c", lock)
+    is_free, is_taken = threading.Event(), threading.Event()
+
+    def interrupt(*_: object) -> object:
+        is_free.set()
+        assert is_taken.wait(HANG_S)
+        raise KeyboardInterrupt
+
+    def wait() -> None:
+        with suppress(KeyboardInterrupt), condition:
+            condition.wait()
+
+    monkeypatch.setattr(condition._line, "await_turn", interrupt)
+    thread = start_thread(wait)
+    assert is_free.wait(HANG_S)
+    assert lock.acquire(timeout=HANG_S)
+    is_taken.set()
+    thread.join()
+    lock.check()
+    lock.release()
 
 
 def test_notification_goes_past_a_dead_waiter(path: Path, file_store: FileStore) -> None:
