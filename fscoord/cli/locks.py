@@ -173,7 +173,7 @@ def rate(
       fscoord rate api 10/s -- curl "$url"
       fscoord rate --burst 5 -w 60 mail 100/h -- ./send.sh
     """
-    limiter, shown_name = RateLimiter(store, name, *rate, burst, ttl=waits.ttl), key_text(name)
+    limiter, shown_name = RateLimiter(store, name, *rate, burst, ttl=waits.ttl, label=waits.label), key_text(name)
     limit = to_seconds(store.timeout) if waits.limit is None else waits.limit
     with raise_on_termination():
         try:

@@ -15,7 +15,7 @@ from fscoord.errors import FscoordError
 from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import HeldEntry
-from fscoord.recipes._line import Line
+from fscoord.recipes._line import Line, caller_of
 from fscoord.recipes.lock import Lock, RLock
 from fscoord.store import Store, needed_store, shown
 
@@ -23,8 +23,9 @@ C = TypeVar("C", bound="Condition")
 Round = tuple[str, list[HeldEntry | str], list[str]]
 """One wait, to be undone: the id of its entry, its release of the lock, and the ids of its acquisition of the lock."""
 
-WAITS: Final = "w"
+WAITS: Final = "c"
 NOTIFIED: Final = "n"
+"""The modes of the entries. No lock has these modes, so `holdings` can tell the line of a condition from others."""
 
 
 class _Waiters(Line):
@@ -163,8 +164,18 @@ class Condition(Undoable):
 
     @_releasing
     def __exit__(self, gone: list[HeldEntry | str], here: object, *error: object) -> None:  # noqa: PYI036 - as above
-        if error[:1] == (None,) or self._is_held(here):
+        if error[:1] == (None,) or self._is_own(here):
             self._lock._release_one(gone, here)
+
+    def _is_own(self, here: object) -> bool:
+        """Return whether the calling thread or task has made the acquisition that this object holds.
+
+        After an error in `wait`, another thread with the same `Lock` may hold the lock.
+        """
+        entry = self._lock._current()
+        if entry is None or isinstance(self._lock, RLock):
+            return self._is_held(here)
+        return caller_of(entry) is (system.threading.current_thread() if type(here) is dict else here)
 
     def _is_held(self, here: object) -> bool:
         lock = self._lock
@@ -181,8 +192,9 @@ class Condition(Undoable):
         rounds.append(undo)
         entry = line.join(name, WAITS)  # before the release, so that no later notification is missed
         assert entry is not None
-        while lock._release(undo[1], here):  # as often as an `RLock` was acquired
-            pass
+        lock._release_one(undo[1], here)
+        while isinstance(lock, RLock) and lock._release(undo[1], here):  # as often as this thread has acquired it
+            pass  # but a `Lock` only once: the next hold may be that of another thread with the same object
         served = yield from line.await_turn(entry, limit, CONDITION)
         if served is not None:
             line.leave(name)

@@ -10,11 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from fscoord._arguments import MalformedText, key_text
-from fscoord._waiting.awaited import ELECTION, LOCK, SEMAPHORE
+from fscoord._waiting.awaited import CONDITION, CYCLIC_BARRIER, ELECTION, LOCK, RATE, SEMAPHORE
 from fscoord.errors import FscoordError
 from fscoord.recipes._entry import Entry, parse_line
 from fscoord.recipes._hold import Contender, contender_of
 from fscoord.recipes._item import parse_claim
+from fscoord.recipes.condition import NOTIFIED, WAITS
+from fscoord.recipes.cyclic_barrier import REASONS
+from fscoord.recipes.rate_limiter import TURN
 
 LINE: Final = b"/line"
 CLAIM: Final = b"/claim/"
@@ -23,12 +26,13 @@ TERM: Final = b"/term/"
 
 
 class LineState(NamedTuple):
-    """The line of one lock, semaphore or election.
+    """The line of one lock, semaphore, election, rate limiter, condition or cyclic barrier.
 
     Attributes:
-        kind: ``lock``, ``semaphore`` or ``election``.
-        name: the name of the lock, semaphore or election in the store.
-        holders: the contenders that have acquired, in the order of their tokens.
+        kind: one of `LOCK`, `SEMAPHORE`, `ELECTION`, `RATE`, `CONDITION` and `CYCLIC_BARRIER`.
+        name: the name of the lock, or of the other object, in the store.
+        holders: the contenders that have acquired, in the order of their tokens. Of a rate limiter, the process that
+            takes the next tokens. Of a condition or a cyclic barrier, none.
         waiters: the contenders that wait, in the order of their requests.
         wake_keys: for each of `waiters`, the key that wakes this waiter.
         needs_all: whether the first waiter acquires only after all holders have released. False for a semaphore, where
@@ -86,16 +90,28 @@ def lines(values: Mapping[bytes, bytes], keys: Collection[bytes]) -> list[LineSt
 
 def _line_state(name: bytes, entries: list[Entry], *, is_election: bool) -> LineState:
     mode = entries[0].mode
-    kind = SEMAPHORE if mode.isdigit() else ELECTION if is_election else LOCK
+    kind = _kind_of(mode) or (ELECTION if is_election else LOCK)
+    holders = [entry for entry in entries if entry.token] if kind not in (CONDITION, CYCLIC_BARRIER) else []
     waiting = [entry for entry in entries if not entry.token]
     return LineState(
         kind,
         key_text(name),
-        tuple(contender_of(entry) for entry in entries if entry.token),
+        tuple(map(contender_of, holders)),
         tuple(map(contender_of, waiting)),
         tuple(name + WAKE + entry.id.encode() for entry in waiting),
-        not mode.isdigit(),
+        kind != SEMAPHORE,
     )
+
+
+def _kind_of(mode: str) -> str | None:
+    """Return the kind of the line whose first entry has `mode`; None for a lock or an election."""
+    if mode.isdigit():
+        return SEMAPHORE
+    if mode in (WAITS, NOTIFIED):
+        return CONDITION
+    if "/" in mode or mode in REASONS:
+        return CYCLIC_BARRIER
+    return RATE if mode == TURN else None
 
 
 def items(values: Mapping[bytes, bytes]) -> Iterator[HeldItem]:

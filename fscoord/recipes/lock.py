@@ -20,6 +20,7 @@ from fscoord._arguments import (
     to_seconds,
     value_bytes,
 )
+from fscoord._runtime import system
 from fscoord._waiting.awaited import SEMAPHORE
 from fscoord._waiting.wait import VALUES, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, LockLostError, StaleTokenError
@@ -292,9 +293,14 @@ class PlainReadWriteLock:
         )
 
     def __repr__(self) -> str:
-        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._current()]
+        modes = self._modes()
+        held = [what for mode, what in (("r", "reading"), ("w", "writing")) if mode in modes]
         state = f"held for {' and '.join(held)}" if held else "not held"
         return shown(self, self.reader._store, key_bytes(self.reader.name), state)
+
+    def _modes(self) -> set[str]:
+        """Return the modes in which this process holds the lock through this object."""
+        return {side._mode for side in (self.reader, self.writer) if side._current()}
 
     def held_side(self) -> str | None:
         """Return ``"reader"`` or ``"writer"``, the side that any process holds; None if the lock is free."""
@@ -353,6 +359,9 @@ class ReadWriteLock(PlainReadWriteLock, Undoable):
         reader, writer = self.reader, self.writer
         self._store, self._here = reader._store, reader._here
         writer._here, writer._owned, writer._held = reader._here, reader._owned, reader._held
+
+    def _modes(self) -> set[str]:
+        return {owned.mode for owned in list(self.reader._owned) if owned.epoch == system.process_epoch()}
 
     @undone_by(lambda *_: None)
     def own_side(self, _made: list[str], here: object) -> str | None:

@@ -12,13 +12,16 @@ from fscoord._runtime import system
 from fscoord._waiting.awaited import RATE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
-from fscoord.errors import StoreTimeoutError
+from fscoord.errors import LockLostError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, undone_by
 from fscoord.recipes._keys import Refusals, parse_count
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store, needed_store, shown
 
 R = TypeVar("R", bound="RateLimiter")
+
+TURN: Final = "t"
+"""The mode of the entries. No lock has this mode, so `holdings` can tell the line of a limiter from that of a lock."""
 
 LOOK_S: Final = 1.0
 """The longest sleep of the first process in line. It then reads the clock and the bucket again."""
@@ -29,6 +32,7 @@ class _Turn(Lock):
 
     _what = "tokens of the rate limiter"
     _kind = RATE
+    _mode = TURN
 
 
 _acquiring: Final = undone_by(lambda limiter, got, _: limiter._turn._undo(got))
@@ -52,19 +56,28 @@ class RateLimiter(Undoable):
         per: a time, in seconds or as a `timedelta`.
         burst: the greatest number of tokens in the bucket. With 1, tokens are evenly spaced.
         ttl: as for `fscoord.recipes.Lock`: a process that is stopped while it is first in line holds up the others.
+        label: as for `fscoord.recipes.Lock`.
 
     Raises:
-        ValueError: `rate`, `per` or `burst` is not above zero, or is not finite.
+        ValueError: `rate`, `per` or `burst` is not above zero, or is not finite; or `label` is too long.
     """
 
     __reduce__ = refuse_copies
 
     def __init__(
-        self, store: Store, name: Key, rate: float, per: Timeout = 1.0, burst: int = 1, ttl: Timeout | None = None
+        self,
+        store: Store,
+        name: Key,
+        rate: float,
+        per: Timeout = 1.0,
+        burst: int = 1,
+        ttl: Timeout | None = None,
+        *,
+        label: str = "",
     ) -> None:
         self._store = needed_store(store)
         self._name = key_bytes(name)
-        self._turn = _Turn(store, name, ttl=ttl)
+        self._turn = _Turn(store, name, ttl=ttl, label=label)
         self._burst = check_positive("burst", burst)
         if not (0 < rate < math.inf and 0 < to_seconds(per) < math.inf):
             raise ValueError(f"rate and per must be finite and above zero, not {rate!r} and {per!r}")
@@ -86,6 +99,7 @@ class RateLimiter(Undoable):
         Raises:
             StoreTimeoutError: the tokens are not there within the timeout. The error comes as soon as this is certain.
                 No token was taken.
+            LockLostError: another process removed this process from the line before its turn. No token was taken.
             ValueError: `n` is not between 1 and `burst`.
         """
         return self._acquire(_got, _here, n, self._turn._patience() if timeout is None else to_seconds(timeout))
@@ -102,7 +116,7 @@ class RateLimiter(Undoable):
         if not (found if isinstance(found, bool) else (yield from found)):
             return False
         missing = self._take(n, 0)
-        self._turn._release_one([], here)
+        self._end_turn(here)
         return not missing
 
     @_acquiring
@@ -124,7 +138,12 @@ class RateLimiter(Undoable):
         if self._take(n, 0):
             awaited = Awaited(RATE, self._turn.name)
             yield from as_one_wait(awaited, lambda: f"the {awaited}", partial(self._await_tokens, n, limit, end))
-        self._turn._release_one([], here)
+        self._end_turn(here)
+
+    def _end_turn(self, here: object) -> None:
+        """Leave the line. If the turn was lost, the tokens are taken nevertheless, so that is not an error."""
+        with suppress(LockLostError):
+            self._turn._release_one([], here)
 
     def _await_tokens(self, n: int, limit: float, end: float, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
         began = system.time.monotonic()

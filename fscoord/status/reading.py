@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from fscoord._arguments import key_bytes, key_text
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
-from fscoord._waiting.awaited import ShownWait
+from fscoord._waiting.awaited import RATE, ShownWait
 from fscoord._waiting.rounds import is_of_barrier, open_rounds
 from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
 from fscoord.status.findings import SLOW_S, StatusFinding, find_all
@@ -184,7 +184,8 @@ def _holds(found: Iterable[LineState], values: Mapping[bytes, bytes]) -> dict[in
     for line in found:
         for holder in line.holders:
             label = f" as {holder.label!r}" if holder.label else ""
-            holds.setdefault(holder.session, []).append(f"{line.kind} {line.name!r}{label}")
+            turn = "the turn of " if line.kind == RATE else ""
+            holds.setdefault(holder.session, []).append(f"{turn}{line.kind} {line.name!r}{label}")
     taken: dict[tuple[int, str], int] = {}
     for item in items(values):
         taken[item.session, item.queue] = taken.get((item.session, item.queue), 0) + 1

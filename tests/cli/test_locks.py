@@ -166,8 +166,10 @@ def test_rate_limits_how_often_commands_begin(fscoord, process, store):
     assert fscoord("rate", "--burst", "2", "b", "1/h", "true").code == 0
     assert fscoord("rate", "--burst", "2", "-n", "b", "1/h", "true").code == 0
     assert fscoord("rate", "c", "1/h", "no-such-command").code == 69
-    child = process("rate", "-v", "-w", "7200", "c", "1/h", "true")
+    child = process("rate", "-v", "--label", "mail", "-w", "7200", "c", "1/h", "true")
     until(Lock(store, "c").holders)
+    assert Lock(store, "c").holders()[0].label == "mail"
+    assert "the turn of rate limiter 'c' as 'mail'" in fscoord("ps").out.decode()
     child.send_signal(signal.SIGINT)
     child.communicate()
     assert child.returncode == 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from support.third_party import place_of
 
 from fscoord._runtime import system
 from fscoord.errors import BrokenBarrierError, StoreTimeoutError
-from fscoord.recipes import Condition, CyclicBarrier, Event, Lock, RateLimiter, RLock, event
+from fscoord.recipes import Condition, CyclicBarrier, Event, Lock, RateLimiter, RLock, event, force_release
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 
@@ -166,6 +167,63 @@ def test_error_in_a_wait_leaves_the_lock_free_and_ends_the_block_with_that_error
     assert waiting(condition) == 0
 
 
+def test_wait_leaves_the_hold_of_another_thread_of_the_same_lock_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(store, "l")
+    condition = Condition(store, "c", lock)
+    is_free, is_taken = threading.Event(), threading.Event()
+    release = lock._release
+
+    def release_and_lose(*arguments: Any) -> bool:
+        found = release(*arguments)
+        is_free.set()
+        assert is_taken.wait(HANG_S)
+        return found
+
+    def wait() -> None:
+        with condition:
+            condition.wait(0)
+
+    monkeypatch.setattr(lock, "_release", release_and_lose)
+    thread = start_thread(wait)
+    assert is_free.wait(HANG_S)
+    assert lock.acquire(timeout=HANG_S)
+    token = lock.token
+    is_taken.set()
+    until(lock.waiters)
+    assert lock.token == token
+    lock.release()
+    thread.join()
+    assert not lock.locked()
+
+
+def test_block_whose_wait_fails_leaves_the_hold_of_another_thread_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(store, "l")
+    condition = Condition(store, "c", lock)
+    is_free, is_taken = threading.Event(), threading.Event()
+
+    def interrupt(*_: object) -> object:
+        is_free.set()
+        assert is_taken.wait(HANG_S)
+        raise KeyboardInterrupt
+
+    def wait() -> None:
+        with suppress(KeyboardInterrupt), condition:
+            condition.wait()
+
+    monkeypatch.setattr(condition._line, "await_turn", interrupt)
+    thread = start_thread(wait)
+    assert is_free.wait(HANG_S)
+    assert lock.acquire(timeout=HANG_S)
+    is_taken.set()
+    thread.join()
+    lock.check()
+    lock.release()
+
+
 def test_notification_goes_past_a_dead_waiter(path: Path, file_store: FileStore) -> None:
     condition = Condition(file_store, "c")
     with FileStore(path, timeout=HANG_S) as dead, FileStore(path, timeout=HANG_S) as alive:
@@ -292,6 +350,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [1000 * SECOND]
     monkeypatch.setattr(system, "wall_time_ns", lambda: now[0])
     return now
+
+
+def test_loss_of_the_turn_is_no_error_once_the_tokens_are_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = RateLimiter(store, "r", 1, per=3600, burst=4)
+    take = limiter._take
+
+    def lose_turn(n: int, waited: int) -> int:
+        missing = take(n, waited)
+        assert force_release(store, "r", limiter._turn.token)
+        return missing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(limiter, "_take", lose_turn)
+        limiter.acquire(2)
+        assert limiter.try_acquire()
+    assert count_free(limiter) == 1
 
 
 def count_free(limiter: RateLimiter) -> int:

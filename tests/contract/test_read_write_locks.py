@@ -51,6 +51,16 @@ def test_writer_acquires_both_sides_again(store: Store) -> None:
     assert lock.held_side() is lock.own_side() is None
 
 
+def test_repr_after_a_downgrade_says_reading(store: Store) -> None:
+    lock = ReadWriteLock(store, "l")
+    assert repr(lock).endswith(", not held>")
+    with lock.writer:
+        assert repr(lock).endswith(", held for writing>")
+        lock.downgrade()
+        assert repr(lock).endswith(", held for reading>")
+    assert repr(lock).endswith(", not held>")
+
+
 def test_reader_that_wants_to_write_is_told_to_release_first(store: Store) -> None:
     lock = ReadWriteLock(store, "l")
     with lock.reader:

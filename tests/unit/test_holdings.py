@@ -9,7 +9,8 @@ import pytest
 from fscoord import FileStore, HashStore, barrier
 from fscoord._waiting.rounds import RoundState, is_of_barrier, open_rounds
 from fscoord.errors import StoreTimeoutError
-from fscoord.recipes import Election, Lock, Queue, Semaphore
+from fscoord.recipes import Condition, CyclicBarrier, Election, Lock, Queue, RateLimiter, Semaphore
+from fscoord.recipes.condition import WAITS
 from fscoord.recipes.holdings import HeldItem, is_of_recipe, items, lines
 from fscoord.store import Store
 
@@ -37,6 +38,25 @@ def test_lines_tell_kind_holders_and_waiters() -> None:
         assert [each.needs_all for each in found] == [True, True, False]
         assert found[0].wake_keys == (b"dataset/wake/" + line.entries()[1].id.encode(),)
         assert all(is_of_recipe(key) for key in values if key.endswith(b"/line"))
+
+
+def test_lines_of_other_recipes_are_not_those_of_locks() -> None:
+    with HashStore() as store:
+        RateLimiter(store, "rate", 1)._turn.acquire()
+        waiters, arrivals = Condition(store, "condition")._line, CyclicBarrier(store, "barrier", 2)._line
+        waiters.join(waiters.new_id(), WAITS)
+        waiters.join(waiters.new_id(), WAITS)
+        waiters.notify(1)
+        arrivals.join(arrivals.new_id(), "")
+        arrivals.break_round("abort")
+        values = values_of(store)
+        found = lines(values, values.keys())
+    assert [(each.kind, each.name, len(each.holders)) for each in found] == [
+        ("cyclic barrier", "barrier", 0),  # a process that passes a barrier or is notified holds nothing
+        ("condition", "condition", 0),
+        ("rate limiter", "rate", 1),
+    ]
+    assert [len(each.waiters) for each in found[1:]] == [1, 0]
 
 
 def test_items_tell_who_has_them(tmp_path) -> None:
