@@ -84,11 +84,14 @@ NEVER_TAKEN = Claim(b"", 0, 0, "")
 """The claim used for an item that no consumer has taken yet."""
 
 
-def new_claim(session: int, deliveries: int) -> Claim:
-    """Return a unique claim of this process. `deliveries` is the number of deliveries, including the present one."""
+def new_claims(session: int, deliveries: Iterable[int]) -> list[Claim]:
+    """Return claims of this process on items: one for each number of deliveries, which includes the present one.
+
+    No other call returns a claim with the same text.
+    """
     owner = system.process_name()
-    text = f"{deliveries} {session} {owner} {system.random_bytes(8).hex()}"
-    return Claim(text.encode(), deliveries, session, owner)
+    end = f" {session} {owner} {system.random_bytes(8).hex()}".encode()
+    return [Claim(b"%d" % number + end, number, session, owner) for number in deliveries]
 
 
 def claim_until(due: float) -> bytes:
