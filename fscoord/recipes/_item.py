@@ -195,7 +195,8 @@ class Items:
             Whether the comparisons held. If not, nothing was changed.
         """
         store, adds = self._store, adds or {}
-        if store.capabilities.transacts:
+        is_one_key = len(compare) == 1 and compare.keys() == sets.keys() and not (deletes or adds or wake)
+        if store.capabilities.transacts and not is_one_key:  # `compare_set` is faster for one key
             present = {**sets, wake: b"1"} if wake else sets
             expected = {key: value or None for key, value in compare.items()}
             return store.transact(compare=expected, set=present, add=adds, delete=deletes)

@@ -614,9 +614,7 @@ class Queue(Undoable):
             # Other consumers may have taken some since they were listed.
             keys = [self._items.claim_key(each.order_key) for each in candidates]
             claims = self._store._peek_all(keys)
-            free = [
-                each for key, each in zip(keys, candidates, strict=True) if claims.get(key, b"") == each.claim.text
-            ]
+            free = [each for key, each in zip(keys, candidates, strict=True) if claims.get(key, b"") == each.claim.text]
             if free:
                 found = self._claim(free, got)
         now, items = system.time.time(), []
@@ -649,9 +647,7 @@ class Queue(Undoable):
             if item not in texts:  # another consumer acknowledged the item after it was listed
                 self._store.delete_key(key)
         return [
-            (each, parse_content(item, texts[item]))
-            for each, item in zip(taken, items, strict=True)
-            if item in texts
+            (each, parse_content(item, texts[item])) for each, item in zip(taken, items, strict=True) if item in texts
         ]
 
     def _content(self, order_key: bytes, text: bytes) -> Content:

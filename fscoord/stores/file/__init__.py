@@ -21,6 +21,7 @@ from fscoord._arguments import (
     key_text,
     keys_bytes,
     not_copied,
+    pairs_bytes,
     to_seconds,
     value_bytes,
 )
@@ -36,7 +37,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import NotYet, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.store import Capabilities, Store, kept, shown_handle
+from fscoord.store import Capabilities, shown_handle
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
@@ -257,18 +258,28 @@ class FileStore(Sessions):
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._write(Operation(record.APPEND if appends else record.SET, key, value), limit)
 
-    multi_set = kept(Store.multi_set)
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        pairs = pairs_bytes(keys, values)
+        if pairs:
+            self._set_all(pairs)
+
+    def _set_all(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        changes = record.encode_pairs(pairs)  # before the lock is taken: the record does not depend on the state
+        if self._combiner is not None:
+            self._write(Operation(record.MULTI_SET, b"", changes))
+            return
+        self._log.update(record.MULTI_SET, b"", changes, None, self._timeout)
+        if self._log.handle.bell:
+            self._notifier.notify([key for key, _ in pairs])
 
     def _transact(self, transaction: Transaction) -> bool:
         compared, present, added, deleted = transaction
+        if present and not (compared or added or deleted):
+            self._set_all([*present.items()])
+            return True
         if self._combiner is not None:
             return bool(self._write(Operation.of(transaction)))
-        if compared or added or deleted:
-            done: bool = self._log.update(record.TRANSACTION, b"", transaction, self._decide_transaction, self._timeout)
-        else:  # the record does not depend on the state, so it is encoded before the lock is taken
-            done = True
-            if present:
-                self._log.update(record.MULTI_SET, b"", record.encode_pairs([*present.items()]), None, self._timeout)
+        done: bool = self._log.update(record.TRANSACTION, b"", transaction, self._decide_transaction, self._timeout)
         if done and self._log.handle.bell:
             self._notifier.notify([*present, *deleted, *added])
         return done
