@@ -181,22 +181,26 @@ def transaction_of(
     delete: Iterable[Key],
 ) -> Transaction:
     """Return the arguments of `Store.transact` as bytes, and raise its errors."""
+    compared = {key_bytes(key): None if value is None else value_bytes(value) for key, value in compare.items()}
+    present = {key_bytes(key): value_bytes(value) for key, value in set.items()}
+    added = {key_bytes(key): check_int64("amount", amount) for key, amount in add.items()}
     deleted = keys_bytes(delete)
-    compared = [(key_bytes(key), None if value is None else value_bytes(value)) for key, value in compare.items()]
-    present = [(key_bytes(key), value_bytes(value)) for key, value in set.items()]
-    added = [(key_bytes(key), check_int64("amount", amount)) for key, amount in add.items()]
-    for what, names in (
-        ("compares", [key for key, _ in compared]),
-        ("changes", [*deleted, *(key for key, _ in present), *(key for key, _ in added)]),
-    ):
-        twice = [key for key, count in Counter(names).items() if count > 1]
-        if twice:
-            raise ValueError(f"the transaction {what} key {key_text(twice[0])!r} twice; nothing was written")
-    if sum(len(key) + len(value or b"") for key, value in [*compared, *present]) > VALUE_MAX:
+    if len(compared) != len(compare):
+        _refuse_twice("compares", compare)
+    if len({*present, *added, *deleted}) != len(set) + len(add) + len(deleted):
+        _refuse_twice("changes", [*deleted, *set, *add])
+    size = sum(map(len, compared)) + sum(map(len, present)) + sum(map(len, present.values()))
+    if size + sum(map(len, filter(None, compared.values()))) > VALUE_MAX:
         raise LimitExceededError(
             f"the keys and values of one transaction are limited to {VALUE_MAX} bytes; nothing was written"
         )
-    return Transaction(dict(compared), dict(present), dict(added), deleted)
+    return Transaction(compared, present, added, deleted)
+
+
+def _refuse_twice(what: str, keys: Iterable[Key]) -> NoReturn:
+    """Raise the error of `transaction_of` for `keys`, of which two are the same key."""
+    (twice, _), *_ = Counter(map(key_bytes, keys)).most_common(1)
+    raise ValueError(f"the transaction {what} key {key_text(twice)!r} twice; nothing was written")
 
 
 def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:

@@ -84,11 +84,14 @@ NEVER_TAKEN = Claim(b"", 0, 0, "")
 """The claim used for an item that no consumer has taken yet."""
 
 
-def new_claim(session: int, deliveries: int) -> Claim:
-    """Return a unique claim of this process. `deliveries` is the number of deliveries, including the present one."""
+def new_claims(session: int, deliveries: Iterable[int]) -> list[Claim]:
+    """Return claims of this process on items: one for each number of deliveries, which includes the present one.
+
+    No other call returns a claim with the same text.
+    """
     owner = system.process_name()
-    text = f"{deliveries} {session} {owner} {system.random_bytes(8).hex()}"
-    return Claim(text.encode(), deliveries, session, owner)
+    end = f" {session} {owner} {system.random_bytes(8).hex()}".encode()
+    return [Claim(b"%d" % number + end, number, session, owner) for number in deliveries]
 
 
 def claim_until(due: float) -> bytes:
@@ -192,7 +195,8 @@ class Items:
             Whether the comparisons held. If not, nothing was changed.
         """
         store, adds = self._store, adds or {}
-        if store.capabilities.transacts:
+        is_one_key = len(compare) == 1 and compare.keys() == sets.keys() and not (deletes or adds or wake)
+        if store.capabilities.transacts and not is_one_key:  # `compare_set` is faster for one key
             present = {**sets, wake: b"1"} if wake else sets
             expected = {key: value or None for key, value in compare.items()}
             return store.transact(compare=expected, set=present, add=adds, delete=deletes)

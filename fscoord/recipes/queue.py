@@ -52,7 +52,7 @@ from fscoord.recipes._item import (
     QueuedItem,
     Taken,
     claim_until,
-    new_claim,
+    new_claims,
     parse_content,
 )
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count
@@ -612,10 +612,9 @@ class Queue(Undoable):
                 found += self._claim([candidate], got)
         else:
             # Other consumers may have taken some since they were listed.
-            claims = self._store._peek_all([self._items.claim_key(each.order_key) for each in candidates])
-            free = [
-                each for each in candidates if claims.get(self._items.claim_key(each.order_key), b"") == each.claim.text
-            ]
+            keys = [self._items.claim_key(each.order_key) for each in candidates]
+            claims = self._store._peek_all(keys)
+            free = [each for key, each in zip(keys, candidates, strict=True) if claims.get(key, b"") == each.claim.text]
             if free:
                 found = self._claim(free, got)
         now, items = system.time.time(), []
@@ -633,23 +632,22 @@ class Queue(Undoable):
 
         The claims are put into `got` before they are written, because an interrupted write may still take effect.
         """
-        session, claims = self._store.register(), [each.claim for each in candidates]
-        taken = [(each.order_key, new_claim(session, each.claim.deliveries + 1)) for each in candidates]
-        keys = [self._items.claim_key(order_key) for order_key, _ in taken]
+        order_keys = [each.order_key for each in candidates]
+        new = new_claims(self._store.register(), [each.claim.deliveries + 1 for each in candidates])
+        taken = list(zip(order_keys, new, strict=True))
+        keys = list(map(self._items.claim_key, order_keys))
         got += taken
-        before = {key: claim.text for key, claim in zip(keys, claims, strict=True)}
-        if not self._items.change(before, {key: each[1].text for key, each in zip(keys, taken, strict=True)}):
+        before = {key: each.claim.text for key, each in zip(keys, candidates, strict=True)}
+        if not self._items.change(before, {key: claim.text for key, claim in zip(keys, new, strict=True)}):
             del got[-len(taken) :]
             return []
-        items = [self._items.item_key(order_key) for order_key, _ in taken]
+        items = list(map(self._items.item_key, order_keys))
         texts = self._store._peek_all(items)
         for key, item in zip(keys, items, strict=True):
             if item not in texts:  # another consumer acknowledged the item after it was listed
                 self._store.delete_key(key)
         return [
-            (each, self._content(each[0], texts[item]))
-            for each, item in zip(taken, items, strict=True)
-            if item in texts
+            (each, parse_content(item, texts[item])) for each, item in zip(taken, items, strict=True) if item in texts
         ]
 
     def _content(self, order_key: bytes, text: bytes) -> Content:
@@ -714,12 +712,12 @@ class Queue(Undoable):
             return False
         while self._seen < put and not self._takeable:
             order_keys = [_order_key(0, number) for number in range(self._seen, min(put, self._seen + SPAN))]
-            there = self._store._peek_all(list(map(self._items.item_key, order_keys)))
-            claimed = self._store._peek_all(list(map(self._items.claim_key, order_keys)))
+            items, claims = list(map(self._items.item_key, order_keys)), list(map(self._items.claim_key, order_keys))
+            there, claimed = self._store._peek_all(items), self._store._peek_all(claims)
             self._takeable.extend(
                 _Takeable(order_key, NEVER_TAKEN)
-                for order_key in order_keys
-                if self._items.item_key(order_key) in there and self._items.claim_key(order_key) not in claimed
+                for order_key, item, claim in zip(order_keys, items, claims, strict=True)
+                if item in there and claim not in claimed
             )
             self._seen += len(order_keys)
         return bool(self._takeable)

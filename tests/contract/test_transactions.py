@@ -10,7 +10,7 @@ import pytest
 from support.internals import notifier_of
 from support.places import Place, start_thread, until, wait_in_vain
 
-from fscoord import FileStore, HashStore, PrefixStore, StoreError, inspect
+from fscoord import FileStore, HashStore, PrefixStore, StoreClosedError, StoreError, inspect
 from fscoord.recipes import Lock
 
 
@@ -110,3 +110,21 @@ def test_key_that_occurs_twice_is_refused(changes: dict[str, Any]) -> None:
 def record_call(written: list[str], name: str, function: Any, *arguments: Any, **named: Any) -> Any:
     written.append(name)
     return function(*arguments, **named)
+
+
+def test_transaction_whose_sum_overflows_changes_nothing(tmp_path: Path) -> None:
+    with FileStore(tmp_path / "store") as store:
+        store.multi_set(["k", "l"], ["1", "2"])
+        store.queue_push("q", "item")
+        with pytest.raises(OverflowError):
+            store.transact(set={"k": "3"}, add={"n": 2**63 - 1, "l": 2**63 - 1}, delete=["q"])
+        assert (store.get("k"), store.queue_len("q"), store.check(["n"])) == (b"1", 1, False)
+        assert store.transact(compare={"k": "1"}, set={"k": "3"}, add={"l": 5}, delete=["q"])
+        assert (store.get("k"), store.get("l"), store.queue_len("q")) == (b"3", b"7", 0)
+
+
+def test_transaction_of_nothing_on_a_closed_store_is_refused(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.transact()

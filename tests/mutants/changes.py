@@ -175,16 +175,16 @@ MUTANTS = (
     ),
     Mutant(
         "a transaction compares nothing",
-        "Decisions._decide_transaction",
-        "[(key, self._get(key)) for key, _ in expected] != expected",
-        "False",
+        "Decisions.decide_transaction",
+        "if get(key) != value:",
+        "if False:",
         (TRANSACTIONS,),
     ),
     Mutant(
         "a transaction wakes no waiter",
-        "FileStore._notify",
-        "            if result:\n",
-        "            if not result:\n",
+        "FileStore._transact",
+        "if done and self._log.handle.bell:",
+        "if not done and self._log.handle.bell:",
         (f"{TRANSACTIONS}::test_waiter_for_each_key_of_a_transaction_is_rung",),
     ),
     Mutant(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fscoord import HashStore, LimitExceededError, QueueEmptyError, StoreUnavailableError
-from fscoord._arguments import CounterRangeError, NotACounterError
+from fscoord._arguments import CounterRangeError, NotACounterError, Transaction
 from fscoord._log.files.spill import Spilled
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
@@ -256,3 +256,17 @@ def test_operation_that_is_cut_or_unknown_is_left_to_its_author() -> None:
             Operation.decode(strange)
     decoded = Operation.decode(whole)
     assert decoded == rank(3, 8)
+
+
+@pytest.mark.parametrize(
+    "transaction",
+    [
+        Transaction({}, {b"k": b"1"}, {}, []),
+        Transaction({b"a": b"1", b"b": None, b"c": b""}, {b"a": b"2", b"e": b""}, {b"n": -3, b"m": 4}, [b"d", b"f"]),
+        Transaction({b"a": None}, {}, {}, []),
+    ],
+    ids=["set", "all", "compare"],
+)
+def test_transaction_is_the_same_when_its_operation_is_decoded(transaction: Transaction) -> None:
+    operation = Operation.of(transaction)
+    assert Operation.decode(operation.encode()).transaction() == transaction

@@ -21,6 +21,7 @@ from fscoord._arguments import (
     key_text,
     keys_bytes,
     not_copied,
+    pairs_bytes,
     to_seconds,
     value_bytes,
 )
@@ -36,7 +37,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import NotYet, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.store import Capabilities, Store, kept, shown_handle
+from fscoord.store import Capabilities, shown_handle
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
@@ -178,7 +179,8 @@ class FileStore(Sessions):
         make = partial(open_log_file, self.path, self._state, self._wanted, session)
         self._exceptions = lifecycle.Exceptions()
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
-        self._decide = Decisions(self._state, self._log.read_locked, self.path).decide
+        self._decisions = Decisions(self._state, self._log.read_locked, self.path)
+        self._decide = self._decisions.decide
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
@@ -256,16 +258,31 @@ class FileStore(Sessions):
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._write(Operation(record.APPEND if appends else record.SET, key, value), limit)
 
-    multi_set = kept(Store.multi_set)
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        pairs = pairs_bytes(keys, values)
+        if pairs:
+            self._set_all(pairs)
+
+    def _set_all(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        changes = record.encode_pairs(pairs)  # before the lock is taken: the record does not depend on the state
+        if self._combiner is not None:
+            self._write(Operation(record.MULTI_SET, b"", changes))
+            return
+        self._log.update(record.MULTI_SET, b"", changes, None, self._timeout)
+        if self._log.handle.bell:
+            self._notifier.notify([key for key, _ in pairs])
 
     def _transact(self, transaction: Transaction) -> bool:
         compared, present, added, deleted = transaction
-        amounts = [(key, b"%d" % amount) for key, amount in added.items()]
-        changes = record.encode_pairs([*present.items(), *((key, None) for key in deleted), *amounts])
-        expected = record.encode_pairs(list(compared.items()))
-        kind = record.TRANSACTION if deleted or added else record.MULTI_SET
-        operation = Operation(kind, b"", changes, expected, world_size=len(amounts))
-        return bool(self._write(operation, decide=self._decide_transaction if deleted else None))
+        if present and not (compared or added or deleted):
+            self._set_all([*present.items()])
+            return True
+        if self._combiner is not None:
+            return bool(self._write(Operation.of(transaction)))
+        done: bool = self._log.update(record.TRANSACTION, b"", transaction, self._decide_transaction, self._timeout)
+        if done and self._log.handle.bell:
+            self._notifier.notify([*present, *deleted, *added])
+        return done
 
     def queue_push(self, key: Key, value: Value) -> None:
         self._write(Operation(record.PUSH, key_bytes(key), value_bytes(value)))
@@ -437,10 +454,7 @@ class FileStore(Sessions):
 
     def _notify(self, operation: Operation, result: Any) -> None:
         kind, key, done = operation.kind, operation.key, operation.done
-        if kind in record.OF_SEVERAL_KEYS:
-            if result:
-                self._notifier.notify(record.changed_keys(kind, key, operation.value))
-        elif kind != record.POP:  # nothing waits for the end of a queue
+        if kind != record.POP:  # nothing waits for the end of a queue
             self._notifier.notify((key, done) if done and result.is_last else (key,))
 
     def _decide_delete(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
@@ -449,12 +463,11 @@ class FileStore(Sessions):
             self._slots.clear(key)
         return decided
 
-    def _decide_transaction(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
-        decided = self._decide(key, operation)
+    def _decide_transaction(self, _: bytes, transaction: Transaction) -> tuple[bool, int, bytes]:
+        decided = self._decisions.decide_transaction(transaction)
         if self._slots is not None and decided[0]:  # as in `_decide_delete`
-            for name, value in record.decode_changes(operation.value):
-                if value is None:
-                    self._slots.clear(name)
+            for name in transaction.delete:
+                self._slots.clear(name)
         return decided
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:

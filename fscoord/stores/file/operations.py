@@ -18,7 +18,7 @@ import struct
 from collections import deque
 from typing import Any, Final, NamedTuple
 
-from fscoord._arguments import VALUE_MAX, CounterRangeError, NotACounterError, counter_sum, key_text
+from fscoord._arguments import VALUE_MAX, CounterRangeError, NotACounterError, Transaction, counter_sum, key_text
 from fscoord._log.files.spill import Fetch, Spilled
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
@@ -118,6 +118,27 @@ class Operation(NamedTuple):
             raise MustWriteAlone
         return cls(kind, key, value, expected, rule, done, world_size)
 
+    @classmethod
+    def of(cls, transaction: Transaction) -> Operation:
+        """Return the operation that performs `transaction`."""
+        compared, present, added, deleted = transaction
+        amounts = [(key, b"%d" % amount) for key, amount in added.items()]
+        changes = record.encode_pairs([*present.items(), *((key, None) for key in deleted), *amounts])
+        expected = record.encode_pairs([*compared.items()])
+        kind = record.TRANSACTION if deleted or added else record.MULTI_SET
+        return cls(kind, b"", changes, expected, world_size=len(amounts))
+
+    def transaction(self) -> Transaction:
+        """Return the transaction from which `of` has made this operation."""
+        changes = list(record.decode_changes(self.value))
+        first = len(changes) - self.world_size  # the first addition
+        return Transaction(
+            dict(record.decode_changes(self.expected)),
+            {key: value for key, value in changes[:first] if value is not None},
+            {key: int(amount or 0) for key, amount in changes[first:]},
+            [key for key, value in changes[:first] if value is None],
+        )
+
     @property
     def size(self) -> int:
         """The approximate size of the operation's record, in bytes."""
@@ -199,7 +220,9 @@ class Decisions:
             queue = self._queue(key)
             return (self._read(queue[0]), kind, b"") if queue else (None, 0, b"")
         elif kind in record.OF_SEVERAL_KEYS:
-            return self._decide_transaction(operation)
+            if kind == record.MULTI_SET and not expected:
+                return True, kind if value else 0, value  # without decoding it
+            return self.decide_transaction(operation.transaction())
         elif kind not in (record.SET, record.PUSH):
             raise MustWriteAlone
         return None, kind, value
@@ -211,21 +234,19 @@ class Decisions:
         holds = current is None if rule == ABSENT else current == operation.expected
         return holds, kind if holds else 0, operation.value
 
-    def _decide_transaction(self, operation: Operation) -> tuple[bool, int, bytes]:
-        expected = list(record.decode_changes(operation.expected))
-        if [(key, self._get(key)) for key, _ in expected] != expected:
-            return False, 0, b""
-        if operation.kind == record.MULTI_SET:
-            return True, record.MULTI_SET if operation.value else 0, operation.value
-        changes: list[tuple[bytes, bytes | None]] = list(record.decode_changes(operation.value))
-        for index in range(len(changes) - operation.world_size, len(changes)):
-            key, amount = changes[index]
-            changes[index] = key, b"%d" % counter_sum(self._get(key), int(amount or 0), key)
-        changes = [(key, value) for key, value in changes if value is not None or self._has(key)]
+    def decide_transaction(self, transaction: Transaction) -> tuple[bool, int, bytes]:
+        """Return the result of a `fscoord._log.log.Decide` for `transaction`. The state does not change."""
+        compared, present, added, deleted = transaction
+        get = self._get
+        for key, value in compared.items():
+            if get(key) != value:
+                return False, 0, b""
+        gone: list[tuple[bytes, None]] = [(key, None) for key in deleted if self._has(key)]
+        sums = [(key, b"%d" % counter_sum(get(key), amount, key)) for key, amount in added.items()]
+        changes = [*present.items(), *gone, *sums]
         if not changes:
             return True, 0, b""
-        deletes = any(value is None for _, value in changes)
-        return True, record.TRANSACTION if deletes else record.MULTI_SET, record.encode_pairs(changes)
+        return True, record.TRANSACTION if gone else record.MULTI_SET, record.encode_pairs(changes)
 
     def _arrived(self, operation: Operation, text: bytes) -> Arrived:
         """Return the result of the arrival `operation`. `text` is the value of ``operation.key`` after the arrival."""
