@@ -92,10 +92,10 @@ class Watch(Iterator[Change], AbstractContextManager["Watch"]):
     `close`, or the end of a ``with`` statement, ends the watch. Each kind of store has a subclass, which finds changes.
     """
 
-    def __init__(self, prefix: bytes, position: Position, limit: float) -> None:
+    def __init__(self, prefix: bytes, position: Position, longest: float) -> None:
         self._prefix = prefix  # the beginning of the watched keys in the store
         self._cut = 0  # the length, in characters, of the beginning of the keys that a view removes
-        self._limit = limit
+        self._limit = longest
         self._position = position
         self._pending: deque[Change] = deque()  # the changes that were found, and not returned yet
         self._is_closed = False

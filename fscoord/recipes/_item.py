@@ -9,7 +9,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple, NoReturn
 
 from fscoord._arguments import (
+    CounterRangeError,
     MalformedText,
+    NotACounterError,
     Value,
     key_bytes,
     key_text,
@@ -22,7 +24,7 @@ from fscoord._arguments import (
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import Undoable, undone_by
-from fscoord.recipes._keys import add_checked, foreign_value_error
+from fscoord.recipes._keys import add_checked, counter_error, foreign_value_error
 from fscoord.store import Store, shown
 
 
@@ -199,7 +201,10 @@ class Items:
         if store.capabilities.transacts and not is_one_key:  # `compare_set` is faster for one key
             present = {**sets, wake: b"1"} if wake else sets
             expected = {key: value or None for key, value in compare.items()}
-            return store.transact(compare=expected, set=present, add=adds, delete=deletes)
+            try:
+                return store.transact(compare=expected, set=present, add=adds, delete=deletes)
+            except (NotACounterError, CounterRangeError) as error:
+                raise counter_error(error) from error
         for key, value in compare.items():
             if key in sets:
                 if store.compare_set(key, value, sets[key]) != sets[key]:

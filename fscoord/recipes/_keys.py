@@ -84,7 +84,12 @@ def add_checked(store: Store, key: bytes, amount: int = 1) -> int:
     try:
         return store.add(key, amount)
     except (NotACounterError, CounterRangeError) as error:
-        raise FscoordError(f"{error}; delete the key, or use another name") from error
+        raise counter_error(error) from error
+
+
+def counter_error(error: NotACounterError | CounterRangeError) -> FscoordError:
+    """Return the error of a recipe that can't add to one of its counters because of `error`."""
+    return FscoordError(f"{error}; delete the key, or use another name")
 
 
 def announce(store: Store, prefix: bytes, count: int, kept: int) -> None:

@@ -241,9 +241,9 @@ class Queue(Undoable):
 
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
     def take_all(
-        self, _got: list[Taken], _: object, limit: int, block: bool = True, timeout: Timeout | None = None
+        self, _got: list[Taken], _: object, n: int, block: bool = True, timeout: Timeout | None = None
     ) -> WaitSteps[list[Item]]:
-        """Take up to `limit` items at once, the first that no living consumer has. Wait if there is no such item.
+        """Take up to `n` items at once, the first that no living consumer has. Wait if there is no such item.
 
         The call does not wait for more items than one. `block` and `timeout` are those of `take`.
 
@@ -251,7 +251,7 @@ class Queue(Undoable):
             QueueEmptyError: `block` is false and there is no free item.
             StoreTimeoutError: there was no free item within the timeout.
         """
-        return self._take_steps(_got, block, timeout, check_positive("limit", limit), lambda items: items)
+        return self._take_steps(_got, block, timeout, check_positive("n", n), lambda items: items)
 
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
     def ack_all(self, got: list[Taken], _: object, items: Iterable[Item]) -> None:
