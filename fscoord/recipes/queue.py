@@ -491,6 +491,8 @@ class Queue(Undoable):
 
     def _put_in_room(self, values: list[Value], terms: _Terms, timeout: Timeout | None) -> WaitSteps[list[str]]:
         packed, terms = [value_bytes(value) for value in values], terms.checked()
+        if timeout is not None:
+            timeout = to_seconds(timeout)  # a wrong timeout is an error even if there is room
         if len(packed) > self._maxsize:
             raise ValueError(
                 f"{len(packed)} items don't fit into the queue {self.name!r}, whose maxsize is {self._maxsize}"

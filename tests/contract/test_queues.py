@@ -346,6 +346,9 @@ def test_producer_waits_for_room_until_an_item_is_acknowledged(place: Place, sto
     assert drained(consumer) == [b"b", b"c"]
     with pytest.raises(ValueError, match="maxsize must be at least 1"):
         Queue(store, "q", maxsize=0)
+    for each in full, Queue(store, "without-a-limit"):
+        with pytest.raises(ValueError, match="timeout"):
+            each.put(b"v", timeout=-1)
 
 
 def test_join_waits_until_the_last_item_is_acknowledged(place: Place, store: Store, no_slow_looks: None) -> None:
