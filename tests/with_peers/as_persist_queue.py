@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 import os
+import weakref
 from typing import Any
 
 import persistqueue
+from with_peers import queues
 
 from fscoord import FileStore
-from with_peers import queues
 
 
 class Queue(queues.Queue):
@@ -31,7 +32,9 @@ class Queue(queues.Queue):
     ) -> None:
         os.makedirs(path, exist_ok=True)
         self._serializer = serializer
-        super().__init__(FileStore(os.path.join(path, "q00000")), "queue", maxsize, acks_at_once=autosave)
+        store = FileStore(os.path.join(path, "q00000"))
+        weakref.finalize(self, store.close)  # with `del`, the tests return the items that are not done
+        super().__init__(store, "queue", maxsize, acks_at_once=autosave)
 
     def pack(self, item: Any) -> bytes:
         file = io.BytesIO()
@@ -40,9 +43,6 @@ class Queue(queues.Queue):
 
     def unpack(self, data: bytes) -> Any:
         return self._serializer.load(io.BytesIO(data))
-
-    def __del__(self) -> None:
-        self._store.close()
 
 
 class PriorityQueue(Queue, queues.PriorityQueue):
