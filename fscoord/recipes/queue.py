@@ -160,7 +160,7 @@ class Queue(Undoable):
         self._until = -1.0  # when the list of free items is out of date, by the monotonic clock
         self._looked = (b"", b"")
         self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
-        self._seen = 0  # items with lower numbers were looked for
+        self._seen = 0  # items with lower numbers were looked for; one after the last item found may be being written
         self._gone = 0  # numbers without an item, of producers that died
         self._counted_until = -1.0
         key_bytes(self._items.claim_key(_order_key(0, 0)))  # refuses a name that is too long
@@ -704,7 +704,9 @@ class Queue(Undoable):
         put = self._count_of(self._items.numbers)
         time = system.time.time()
         free, due, self._consumers = self._list_free(time)
-        self._takeable, self._seen, self._looked = deque(free), put, (returns, numbers)
+        last = int(free[-1].order_key[9:], 16) + 1 if free else 0
+        # Later numbers are of removed items, or of an item that its producer is writing, which is the next to be taken.
+        self._takeable, self._seen, self._looked = deque(free), max(min(last, put), put - SPAN), (returns, numbers)
         done = system.time.monotonic()
         self._until = min(now + max(0.0, due - time), done + max(LOOK_S, (done - now) / LOOK_SHARE))
         return True
@@ -714,16 +716,20 @@ class Queue(Undoable):
         put = self._count_of(self._items.numbers)
         if put - self._seen > SPAN * SPANS_MAX:
             return False
-        while self._seen < put and not self._takeable:
-            order_keys = [_order_key(0, number) for number in range(self._seen, min(put, self._seen + SPAN))]
+        start = self._seen
+        while start < put and not self._takeable:
+            order_keys = [_order_key(0, number) for number in range(start, min(put, start + SPAN))]
             there = self._store._peek_all(list(map(self._items.item_key, order_keys)))
             claimed = self._store._peek_all(list(map(self._items.claim_key, order_keys)))
-            self._takeable.extend(
-                _Takeable(order_key, NEVER_TAKEN)
-                for order_key in order_keys
-                if self._items.item_key(order_key) in there and self._items.claim_key(order_key) not in claimed
-            )
-            self._seen += len(order_keys)
+            for number, order_key in enumerate(order_keys, start):
+                is_claimed = self._items.claim_key(order_key) in claimed
+                if self._items.item_key(order_key) in there and not is_claimed:
+                    self._takeable.append(_Takeable(order_key, NEVER_TAKEN))
+                    self._seen = number + 1
+                elif is_claimed:
+                    self._seen = number + 1
+            start += len(order_keys)
+        self._seen = max(self._seen, min(start, put - SPAN))
         return bool(self._takeable)
 
     def _list_free(self, now: float) -> tuple[list[_Takeable], float, list[int]]:
