@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
@@ -160,7 +161,7 @@ class Queue(Undoable):
         self._until = -1.0  # when the list of free items is out of date, by the monotonic clock
         self._looked = (b"", b"")
         self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
-        self._seen = 0  # items with lower numbers were looked for
+        self._seen = 0  # items with lower numbers were looked for; one after the last item found may be being written
         self._gone = 0  # numbers without an item, of producers that died
         self._counted_until = -1.0
         key_bytes(self._items.claim_key(_order_key(0, 0)))  # refuses a name that is too long
@@ -491,6 +492,8 @@ class Queue(Undoable):
 
     def _put_in_room(self, values: list[Value], terms: _Terms, timeout: Timeout | None) -> WaitSteps[list[str]]:
         packed, terms = [value_bytes(value) for value in values], terms.checked()
+        if timeout is not None:
+            timeout = to_seconds(timeout)  # a wrong timeout is an error even if there is room
         if len(packed) > self._maxsize:
             raise ValueError(
                 f"{len(packed)} items don't fit into the queue {self.name!r}, whose maxsize is {self._maxsize}"
@@ -700,7 +703,9 @@ class Queue(Undoable):
         put = self._count_of(self._items.numbers)
         time = system.time.time()
         free, due, self._consumers = self._list_free(time)
-        self._takeable, self._seen, self._looked = deque(free), put, (returns, numbers)
+        last = int(free[-1].order_key[9:], 16) + 1 if free else 0
+        # Later numbers are of removed items, or of an item that its producer is writing, which is the next to be taken.
+        self._takeable, self._seen, self._looked = deque(free), max(min(last, put), put - SPAN), (returns, numbers)
         done = system.time.monotonic()
         self._until = min(now + max(0.0, due - time), done + max(LOOK_S, (done - now) / LOOK_SHARE))
         return True
@@ -710,16 +715,19 @@ class Queue(Undoable):
         put = self._count_of(self._items.numbers)
         if put - self._seen > SPAN * SPANS_MAX:
             return False
-        while self._seen < put and not self._takeable:
-            order_keys = [_order_key(0, number) for number in range(self._seen, min(put, self._seen + SPAN))]
+        start = self._seen
+        while start < put and not self._takeable:
+            order_keys = [_order_key(0, number) for number in range(start, min(put, start + SPAN))]
             items, claims = list(map(self._items.item_key, order_keys)), list(map(self._items.claim_key, order_keys))
             there, claimed = self._store._peek_all(items), self._store._peek_all(claims)
-            self._takeable.extend(
-                _Takeable(order_key, NEVER_TAKEN)
-                for order_key, item, claim in zip(order_keys, items, claims, strict=True)
-                if item in there and claim not in claimed
-            )
-            self._seen += len(order_keys)
+            for number, order_key, item, claim in zip(count(start), order_keys, items, claims, strict=False):
+                is_free = item in there and claim not in claimed
+                if is_free:
+                    self._takeable.append(_Takeable(order_key, NEVER_TAKEN))
+                if is_free or claim in claimed:
+                    self._seen = number + 1
+            start += len(order_keys)
+        self._seen = max(self._seen, min(start, put - SPAN))
         return bool(self._takeable)
 
     def _list_free(self, now: float) -> tuple[list[_Takeable], float, list[int]]:

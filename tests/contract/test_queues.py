@@ -329,6 +329,20 @@ def test_item_that_was_done_between_a_look_and_a_claim_is_not_taken(place: Place
     assert len(mine.taken()) == 1
 
 
+@pytest.mark.parametrize("has_list", [False, True])
+def test_item_that_is_being_written_is_taken_before_the_next_one(store: Store, has_list: bool) -> None:
+    found = Queue(store, "q")
+    if not has_list:
+        assert drained(found) == []
+    found.put("a")
+    number = store.add(found._items.numbers, 1) - 1  # the producer has a number, and has not written its item yet
+    assert found.take().data == b"a"
+    text = queue.Content(b"b", float("inf"), False).text()
+    store.set(found._items.item_key(queue._order_key(0, number)), text)
+    found.put("c")
+    assert drained(found) == [b"b", b"c"]
+
+
 def test_producer_waits_for_room_until_an_item_is_acknowledged(place: Place, store: Store, no_slow_looks: None) -> None:
     sleeper = Asleep("x", place.open(how="clone"))
     full, consumer = Queue(sleeper, "q", maxsize=2), Queue(PrefixStore("x", store), "q")
@@ -346,6 +360,9 @@ def test_producer_waits_for_room_until_an_item_is_acknowledged(place: Place, sto
     assert drained(consumer) == [b"b", b"c"]
     with pytest.raises(ValueError, match="maxsize must be at least 1"):
         Queue(store, "q", maxsize=0)
+    for each in full, Queue(store, "without-a-limit"):
+        with pytest.raises(ValueError, match="timeout"):
+            each.put(b"v", timeout=-1)
 
 
 def test_join_waits_until_the_last_item_is_acknowledged(place: Place, store: Store, no_slow_looks: None) -> None:

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -412,6 +413,36 @@ def test_rank_of_two_processes_is_dead_when_both_are(path: str) -> None:
         twin.close()
         with pytest.raises(BrokenBarrierError):
             meet(store, 0, 2)
+
+
+def clone_in_a_child(store: FileStore, rank: int) -> None:
+    """Fork a child that opens a clone of `store`, writes, and sleeps. Return when it has written."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            signal.alarm(2 * HANG_S)
+            with store.clone() as clone:
+                clone.set("child", str(os.getpid()))
+                os.write(writer, b"1")
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 1) == b"1", "the child has failed"
+    os.close(reader)
+
+
+def test_rank_is_dead_while_its_forked_child_uses_a_clone(path: str) -> None:
+    with ranks(path, 2) as (first, second), FileStore(path, timeout=HANG_S) as store:
+        second.call(clone_in_a_child)
+        assert second.result() is None
+        try:
+            assert [member.rank for member in store.members() if member.pid == int(store.get("child"))] == [None]
+            first.call(meet, 2)
+            second.process.kill()  # not `kill`: the child keeps the pipe open that `join` waits for
+            assert isinstance(first.result(), BrokenBarrierError)
+        finally:
+            os.kill(int(store.get("child")), signal.SIGKILL)
 
 
 def test_rank_that_was_never_seen_is_late_and_not_dead(path: str) -> None:

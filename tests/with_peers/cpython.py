@@ -1,18 +1,23 @@
-"""CPython's own tests of the classes in `threading`, run on the recipes that have their methods.
+"""CPython's own tests of the classes in `threading` and `queue`, run on the recipes that do the same.
 
-The tests are the classes of `test.lock_tests` in the running Python's library. `own_tests.py` runs this file.
+The tests are classes of `test.lock_tests` and `test.test_queue` in the running Python's library. `own_tests.py` runs
+this file. `FailingQueueTest` is left out, because it overrides private methods of `queue.Queue`.
 """
 
 from __future__ import annotations
 
+import queue
 import tempfile
 import threading
+import unittest
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from test import lock_tests
+from test import lock_tests, test_queue
+from with_peers import queues
 
 from fscoord import BrokenBarrierError, FileStore, recipes as ours
 
@@ -69,3 +74,29 @@ class Barrier(ours.CyclicBarrier):
 
 class BarrierTests(lock_tests.BarrierTests):
     barriertype = staticmethod(on_the_store(Barrier))
+
+
+class Queue(queues.Queue):
+    """A queue in a part of the store of its own. The tests compare the name of the class."""
+
+    def __init__(self, maxsize: int = 0, **options: bool) -> None:
+        super().__init__(store, uuid.uuid4().hex, maxsize, **options)
+
+
+class PriorityQueue(Queue, queues.PriorityQueue):
+    """A queue whose items are their own priorities."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None, **_: int) -> None:
+        super().put(item, block, timeout, priority=item if isinstance(item, int) else 0)
+
+
+class QueueTests(test_queue.BaseQueueTestMixin, unittest.TestCase):
+    queue, type2test = queue, Queue
+
+
+class PriorityQueueTests(test_queue.BaseQueueTestMixin, unittest.TestCase):
+    queue, type2test = queue, PriorityQueue
+
+
+class SimpleQueueTests(test_queue.BaseSimpleQueueTest, unittest.TestCase):
+    queue, type2test = queue, staticmethod(partial(Queue, acks_at_once=True))

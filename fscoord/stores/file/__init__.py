@@ -357,11 +357,13 @@ class FileStore(Sessions):
     def clone(self) -> FileStore:
         """Return a new handle on the same log that is not a participant.
 
-        Closing the new handle does not count towards `world_size`.
+        Closing the new handle does not count towards `world_size`. The new handle has the rank and the label of this
+        one. In a forked child that has inherited this handle, the new handle has neither, like an unpickled one.
         """
         self._log.refresh(self._timeout)  # raises if this handle is closed or dead
         twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
-        twin._options.update(self._options)  # the clone registers with its first write
+        if not lifecycle.is_inherited(self):
+            twin._options.update(self._options)  # the clone registers with its first write
         try:
             self._log.refresh(self._timeout)  # raises if a later run has begun, to which the clone may belong
         except BaseException:

@@ -129,6 +129,11 @@ def register(store: FileStore, *, is_participant: bool) -> None:
         system.at_end_of_child(_close_at_exit)
 
 
+def is_inherited(store: FileStore) -> bool:
+    """Return whether a parent of this process opened `store`, and this process is a forked child."""
+    return _open_stores.get(store) not in (None, system.os.getpid())
+
+
 def unregister(store: FileStore, log: Log) -> bool:
     """Begin to close `store`. Return whether it was open. If so, the caller must close `log` and call `mark_closed`."""
     _participants.discard(store)
