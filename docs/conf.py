@@ -83,8 +83,9 @@ nitpick_ignore_regex = [
     # standard library and of type aliases: this build looks nothing up on the network.
     (
         "py:class",
-        r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.(Items|Claim)))",
+        r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.(Items|Claim|Content)))",
     ),
+    ("py:class", r"fscoord\.(_arguments\.(Compared|Set|Added)Key|recipes\.lock\.Side)"),
     ("py:class", r"fscoord\.(.*\.D|aio\.(store\.Opening|_driver\.StoreDriver))"),
     ("py:class", r"fscoord\.(rendezvous\.handler\.H|stores\.etcd\.GatewayClient)"),
     ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),

@@ -370,8 +370,9 @@ class Store(ABC):
         """Return an iterator over the changes of the values of all keys that begin with `prefix`.
 
         The iterator yields each change once, in the order in which all processes see the changes. It misses none that
-        comes between two reads. A `multi_set` yields a change for each key. Queues are not watched. The watch keeps the
-        changes that the program has not taken, and on a `FileStore` also the values of the watched keys, in memory.
+        comes between two reads. A `multi_set` yields a change for each key. Queues are not watched. The watch keeps in
+        memory the changes that the program has not taken, and on a `~fscoord.FileStore` also the values of the watched
+        keys.
 
         Args:
             prefix: the beginning of the keys.

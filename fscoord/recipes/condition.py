@@ -77,7 +77,7 @@ class Condition(Undoable):
         lock: the lock, which has the same name in all processes. None means an `RLock` with the name ``{name}/lock``.
 
     Raises:
-        TypeError: `lock` is not a lock of `fscoord.recipes`.
+        TypeError: `lock` is not a lock of ``fscoord.recipes``.
     """
 
     __reduce__ = refuse_copies
@@ -127,7 +127,7 @@ class Condition(Undoable):
         """Call `wait` until ``predicate()`` is true. Return False if it is false after the timeout.
 
         Args:
-            predicate: tests the data. It is called while the lock is held; with `fscoord.aio`, in another thread.
+            predicate: tests the data. It is called while the lock is held; with ``fscoord.aio``, in another thread.
             timeout: the limit for all waits together, as for `wait`. The errors are also those of `wait`.
         """
         end = math.inf if timeout is None else system.time.monotonic() + to_seconds(timeout)

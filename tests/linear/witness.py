@@ -123,10 +123,10 @@ class Places:
         return span < len(begins) and begins[span] < most
 
 
-def pairs(data: bytes) -> Iterable[tuple[bytes, bytes]]:
+def pairs(data: bytes) -> list[tuple[bytes, bytes]]:
     from support.plain_reader import read_pairs
 
-    return read_pairs(data).items()
+    return read_pairs(data)
 
 
 def mistakes(key: bytes, calls: Iterable[Done], places: Places) -> list[str]:

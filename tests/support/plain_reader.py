@@ -244,7 +244,7 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
     elif kind == "M":
         log.values.update(read_pairs(value))
     elif kind == "T":
-        for name, new in read_pairs(value).items():
+        for name, new in read_pairs(value):
             if new is None:
                 log.values.pop(name, None)
                 log.queues.pop(name, None)
@@ -285,16 +285,16 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
     return kind in KNOWN or "a" <= kind <= "z"
 
 
-def read_pairs(value: bytes) -> dict[bytes, Any]:
-    """The pairs of an `M` or a `T`; None for a key that a `T` removes."""
-    pairs: dict[bytes, Any] = {}
+def read_pairs(value: bytes) -> list[tuple[bytes, Any]]:
+    """The pairs of an `M` or a `T`, in their order; None for a key that a `T` removes."""
+    pairs: list[tuple[bytes, Any]] = []
     position = 0
     while position < len(value):
         key_length, value_length = struct.unpack_from("<HI", value, position)
         middle = position + 6 + key_length
         is_removed = value_length == 4_294_967_295
         end = middle if is_removed else middle + value_length
-        pairs[value[position + 6 : middle]] = None if is_removed else value[middle:end]
+        pairs.append((value[position + 6 : middle], None if is_removed else value[middle:end]))
         position = end
     return pairs
 

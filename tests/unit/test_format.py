@@ -269,6 +269,32 @@ def test_unknown_small_letter_kinds_and_extra_bytes_are_ignored(path: Path) -> N
     assert [entry.kind for entry in dump(path)][:4] == ["session", "set", "kind 122", "set"]
 
 
+def test_changes_of_a_transaction_apply_in_their_order_for_both_readers(path: Path) -> None:
+    def change(key: bytes, value: bytes | None) -> bytes:
+        return struct.pack("<HI", len(key), 0xFFFFFFFF if value is None else len(value)) + key + (value or b"")
+
+    removals = change(b"gone", None) + change(b"back", None) + change(b"back", b"2") + change(b"never there", None)
+    before = [("S", b"gone", b"1"), ("P", b"gone", b"item"), ("S", b"back", b"1"), ("P", b"back", b"item")]
+    data = log_bytes(header_bytes(), *before, ("T", b"", removals + change(b"new", b"")))
+    path.write_bytes(data)
+    log = read_log(data)
+    assert (log.ends, log.values, log.queues) == ("whole", {b"back": b"2", b"new": b""}, {})
+    with FileStore(path, timeout=0) as store:
+        assert store.multi_get(["back", "new"]) == [b"2", b""]
+        assert [store.queue_len(key) for key in ("gone", "back")] == [0, 0]
+        assert store.num_keys() == 2
+
+
+def test_transaction_of_a_store_is_read_by_the_plain_reader(path: Path) -> None:
+    with FileStore(path, timeout=20) as store:
+        store.set("gone", "1")
+        store.queue_push("gone", "item")
+        assert store.transact(compare={"gone": "1"}, set={"a": "1"}, add={"n": 2}, delete=["gone", "never there"])
+    log = read_log(path.read_bytes())
+    assert [kind for _, kind, *_ in log.records if kind.isupper()] == ["S", "P", "T"]
+    assert (log.ends, log.values, log.queues) == ("whole", {b"a": b"1", b"n": b"2"}, {})
+
+
 @pytest.mark.parametrize("kind", ["B", "Q", "1", "\xff"])
 def test_unknown_capital_letter_kind_ends_the_readable_part(kind: str, path: Path) -> None:
     data = log_bytes(header_bytes(), ("S", b"k", b"v"), (kind, b"", b"?"), ("S", b"k", b"w"))
