@@ -17,6 +17,7 @@ removal of items deletes the key ``removed``, which the removal of an item creat
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -703,7 +704,7 @@ class Queue(Undoable):
         put = self._count_of(self._items.numbers)
         time = system.time.time()
         free, due, self._consumers = self._list_free(time)
-        last = int(free[-1].order_key[9:], 16) + 1 if free else 0
+        last = _number(free[-1].order_key) + 1 if free else 0
         # Later numbers are of removed items, or of an item that its producer is writing, which is the next to be taken.
         self._takeable, self._seen, self._looked = deque(free), max(min(last, put), put - SPAN), (returns, numbers)
         done = system.time.monotonic()
@@ -830,6 +831,11 @@ def _check_priority(priority: int) -> int:
 
 def _priority(order_key: bytes) -> int:
     return int(order_key[:8], 16) - MIDDLE
+
+
+def _number(order_key: bytes) -> int:
+    """Return the number of an item; -1 if another program has made its key."""
+    return int(order_key[9:], 16) if re.fullmatch(rb"[0-9a-f]{8}-[0-9a-f]{16}", order_key) else -1
 
 
 def _order_key(priority: int, number: int) -> bytes:

@@ -751,7 +751,7 @@ def test_batch_is_taken_in_order_and_acknowledged_at_once(place: Place, store: S
     assert [item.data for item in mine.take_all(9, block=False)] == [b"d", b"f"]
     with pytest.raises(QueueEmptyError):
         mine.take_all(9, block=False)
-    with pytest.raises(ValueError, match="limit must be at least 1"):
+    with pytest.raises(ValueError, match="n must be at least 1"):
         mine.take_all(0)
 
 
