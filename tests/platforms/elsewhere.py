@@ -77,6 +77,7 @@ def hide(platform: str, *, pytest: bool = False) -> None:
     for name in [*LOADED_FIRST, *(TESTS_NEED if pytest else ())]:
         with contextlib.suppress(ModuleNotFoundError):  # an extra
             importlib.import_module(name)
+    sys.modules["asyncio"].new_event_loop().close()  # since Python 3.14, the first loop imports by platform
     selectors: Any = sys.modules["selectors"]
     selectors.DefaultSelector = selectors.SelectSelector
     sockets: Any = sys.modules["socket"]
