@@ -134,8 +134,9 @@ def test_port_answers_each_scrape_with_the_newest_metrics(process, path) -> None
             with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
                 assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
                 count = parsed(answer.read().decode()).get(("records_total", "set"), 0.0)
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(url.replace("metrics", "else"), timeout=LIMIT_S)
+        refused.value.close()
         child.send_signal(2)
         assert child.wait(LIMIT_S) == 130
         assert child.stderr.read().strip() == b""
