@@ -125,7 +125,7 @@ def test_check_refuses_a_stage_that_it_does_not_have() -> None:
 
 def test_classifiers_name_the_pythons_that_are_tested() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
-    assert named == list(release.PYTHONS)
+    assert named == [*release.PYTHONS, "3.14"]  # which a machine that makes a release need not have
     environments = re.findall(r"^env_list = (.+)$", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
     assert re.findall(r"py3(\d+)", environments[0]) == [version.partition(".")[2] for version in named]
 
