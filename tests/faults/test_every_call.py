@@ -72,6 +72,7 @@ OPERATIONS: dict[str, Operation] = {
     "barrier in vain": lambda store: store.barrier("b", 2, 0.003),
     "transact": lambda store: store.transact(compare={"k": "old"}, set={"k": "new", "l": "1"}, delete=["n"]),
     "transact without deletions": lambda store: store.transact(compare={"l": None}, set={"l": "1"}, add={"n": 1}),
+    "watch": lambda store: store.watch("k").close(),
     "clone": lambda store: store.clone().close(),
     "compact": lambda store: store.compact(),
     "close": lambda store: store.close(),
@@ -103,7 +104,8 @@ WITHOUT_CALLS = {
 }
 ALIKE = {
     "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len", "barrier", "barrier by rank", "barrier in vain",
-    "clone", "compact", "close", "open", "begin a run", "dead_sessions", "wait_alive", "wait_sessions", *WITHOUT_CALLS,
+    "watch", "clone", "compact", "close", "open", "begin a run", "dead_sessions", "wait_alive", "wait_sessions",
+    *WITHOUT_CALLS,
 }  # fmt: skip
 """What needs no more than two conditions: it reads as `get` does, or begins with a handle of its own."""
 UNSURE = {"dead_ranks", "dead_sessions", "members", "wait_alive", "wait_sessions"}
