@@ -437,6 +437,9 @@ def test_system_is_called_through_its_seam_alone(directory: Path, monkeypatch: p
             seen.add(f"{module} calls {function.__module__}.{function.__name__}")
 
     base = make_base(directory, durable=True, compactions=1)
+    put_state(str(directory), base)
+    with FileStore(directory / "store", timeout=LIMIT_S) as store:  # the first wait imports modules in a thread
+        outcome(OPERATIONS["wait"], store)
     for operation in OPERATIONS.values():
         put_state(str(directory), base)
         with FileStore(directory / "store", timeout=LIMIT_S) as store:
