@@ -95,14 +95,9 @@ class _Shared:
         if not deleted and self.history is None:
             self.values.update(pairs)
             return
-        change: Callable[[], object] = partial(self.values.update, pairs)
-        if deleted:
-            values, queues = {**self.values, **dict(pairs)}, dict(self.queues)
-            for key in deleted:
-                values.pop(key, None)
-                queues.pop(key, None)
-            change = partial(self.__dict__.update, values=values, queues=queues)
-        _in_one_step(change, *self.notes([*pairs, *((key, None) for key in deleted if key in self.values)]))
+        removals = [partial(each.pop, key, None) for key in deleted for each in (self.values, self.queues)]
+        notes = self.notes([*pairs, *((key, None) for key in deleted if key in self.values)])
+        _in_one_step(partial(self.values.update, pairs), *removals, *notes)
 
     def remove(self, key: bytes) -> tuple[bytes | None, bool]:
         """Remove the value and the queue of `key`. Return the value, and whether there was a queue."""
