@@ -598,7 +598,9 @@ def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
             assert thread.join() == b"item"
 
 
-def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, writes: bool, old: bool = False) -> Any:
+def left_behind_by_compactions(
+    path: str, call: Callable[[FileStore], Any], *, writes: bool, old: bool = False, answer: bytes = b""
+) -> Any:
     """Return what an author gets whose request was claimed, before the log was compacted and its file was removed.
 
     Args:
@@ -606,6 +608,7 @@ def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, w
         call: the call of the author.
         writes: whether the leader has appended the record.
         old: whether the log is compacted by a handle that does not keep the times of others.
+        answer: the result that the leader sends after the author has read the log; empty if it sends none.
     """
     with ExitStack() as stack:
         leader, author = opened(path, stack, 2)
@@ -626,6 +629,9 @@ def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, w
             with log_of(author).handle.mutex:
                 log_of(author).handle.recovery |= GENERATION
             seat.leave()
+            if answer:
+                until(lambda: log_of(author).handle.header.generation == log_of(leader).handle.header.generation)
+                seat.tell(request, DONE, answer)
             return thread.join()
 
 
@@ -659,11 +665,18 @@ def test_author_that_compactions_have_left_behind_learns_from_the_snapshot(write
         assert store.get("k") == b"x"
 
 
-def test_sum_that_a_snapshot_does_not_tell_is_an_error_that_says_that_it_was_added(path: str) -> None:
+def test_sum_that_a_snapshot_does_not_tell_is_an_error_that_says_that_it_was_added(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=False) == 1
+    monkeypatch.setattr(combiner, "SILENT_S", 0.3)  # no late answer will come
     with pytest.raises(StoreUnavailableError, match="took effect, but its result is lost") as caught:
         left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=True)
     assert caught.value.maybe_applied
+
+
+def test_sum_that_a_snapshot_does_not_tell_is_the_answer_of_a_leader_that_is_slow(path: str) -> None:
+    assert left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=True, answer=b"I1") == 1
 
 
 @pytest.mark.parametrize("writes", [False, True])

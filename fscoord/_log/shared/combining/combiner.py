@@ -263,6 +263,15 @@ class Combiner:
                 self._withdraw(station, write)
                 self._lose(station, error)
                 return self._write_alone(write)
+        except StoreUnavailableError:
+            watch = write.watch
+            if not watch.is_found or watch.noted is not None or system.process_epoch() != station.epoch:
+                raise
+            # The operation took effect, but the log has been compacted and shows no result. A slow leader sends it.
+            answer = self._receive(station, slot, write, min(SILENT_S, write.left()))
+            if answer is None or answer.verdict != requests.DONE:
+                raise
+            return self._decider.decode_result(answer.result)
         finally:
             # After an interruption the request must not stay: it would be appended although its call has ended.
             if write.path and system.process_epoch() == station.epoch:
