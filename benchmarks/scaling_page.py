@@ -48,7 +48,7 @@ MODULE = ROOT / "fscoord" / "doctor" / "prediction.py"
 
 AXIS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FAR_MS = 5
-PEER_MS = (0, 1, 25)
+PEER_MS = (0, 25)
 """The delays of the table that compares stores."""
 
 
