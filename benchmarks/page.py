@@ -157,19 +157,6 @@ def _budget(line: Line, run: Run) -> tuple[str, ...]:
     return (line.title, f"{' / '.join(ours)} {unit}", peer, " / ".join(ratios), line.budget, met)
 
 
-def costs(run: Run) -> str:
-    """Return the cost of each barrier, for each number of processes."""
-
-    def cell(size: int, kind: str) -> str:
-        rows = [run.rows.get(work, {"values": {}}) for work in (*_barriers(size, spent=True), *_barriers(size))]
-        return ", ".join(figure(row["values"][kind]) for row in rows if kind in row["values"])
-
-    sizes = [size for size in barriers.PROCESSES if _barriers(size)[0] in run.rows]
-    return table(
-        ("N", *barriers.KINDS), [(str(size), *(cell(size, kind) for kind in barriers.KINDS)) for size in sizes]
-    )
-
-
 def first(run: Run) -> str:
     """Return what a user pays for each kind of work, beside what the user would use instead."""
     kinds = ((OURS, barriers.RANKS, OUR_LOCK), (TORCH_TCP, barriers.TCP_KEYS), (TORCH_FILE, barriers.FILE_KEYS))
@@ -194,7 +181,7 @@ def first(run: Run) -> str:
     )
 
 
-PARTS: dict[str, Callable[[Run], str]] = {each.__name__: each for each in (machine, first, budgets, costs)}
+PARTS: dict[str, Callable[[Run], str]] = {each.__name__: each for each in (machine, first, budgets)}
 
 
 def filled(page: Path, parts: Mapping[str, Callable[[R], str]], run: R) -> str:

@@ -23,7 +23,6 @@ from benchmarks.picture import draw
 from benchmarks.scaling_fit import (
     CHECKS,
     FIGURES,
-    SHOWN,
     Row,
     Run,
     errors,
@@ -149,31 +148,6 @@ def peers(run: Run) -> str:
     return table(("work", "added", "fscoord", "torch FileStore", "ratio", "budget", "met?"), lines)
 
 
-def terms(run: Run) -> str:
-    """Return the table of the model's terms."""
-    lines = []
-    for each in FIGURES:
-        for name, found in fit(each, run).items():
-            title = each.title
-            if each.rest:
-                title += ", round trips" if name == each.name else ", beyond that, ms in the laboratory"
-            factor = 1e3 if name == each.rest else 1
-            fields = each.rest_fields if name == each.rest else each.fields
-            cells = (figure(getattr(found, field) * factor) if field in fields else "" for field in SHOWN)
-            lines.append((title, *cells))
-    return table(
-        (
-            "figure",
-            "in any case",
-            "for each node",
-            "for each pair of nodes",
-            "for each rank",
-            "for each rank that waits > 1 s",
-        ),
-        lines,
-    )
-
-
 def checks(run: Run) -> str:
     """Return the errors of the model. With a short added delay, most of a time is processor time."""
     lines = []
@@ -200,7 +174,7 @@ def barrier_requests(job: Job, run: Run, round_trip_s: float) -> float:
     return found + readers(job, record_bytes(run)) - job.nodes
 
 
-PARTS: dict[str, Callable[[Run], str]] = {each.__name__: each for each in (machine, nfs, lustre, peers, terms, checks)}
+PARTS: dict[str, Callable[[Run], str]] = {each.__name__: each for each in (machine, nfs, lustre, peers, checks)}
 
 
 # The pictures
