@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from benchmarks import barriers, contended, uncontended
+from benchmarks import barriers, uncontended
 from benchmarks.locks import FILELOCK, OURS as OUR_LOCK, WRITES
 from benchmarks.picture import draw
-from benchmarks.reading import BATCH
 from benchmarks.stores import OURS, TORCH_FILE, TORCH_TCP
 from benchmarks.uncontended import OPERATIONS
 from benchmarks.wakeup import BARE
@@ -158,19 +157,6 @@ def _budget(line: Line, run: Run) -> tuple[str, ...]:
     return (line.title, f"{' / '.join(ours)} {unit}", peer, " / ".join(ratios), line.budget, met)
 
 
-def costs(run: Run) -> str:
-    """Return the cost of each barrier, for each number of processes."""
-
-    def cell(size: int, kind: str) -> str:
-        rows = [run.rows.get(work, {"values": {}}) for work in (*_barriers(size, spent=True), *_barriers(size))]
-        return ", ".join(figure(row["values"][kind]) for row in rows if kind in row["values"])
-
-    sizes = [size for size in barriers.PROCESSES if _barriers(size)[0] in run.rows]
-    return table(
-        ("N", *barriers.KINDS), [(str(size), *(cell(size, kind) for kind in barriers.KINDS)) for size in sizes]
-    )
-
-
 def first(run: Run) -> str:
     """Return what a user pays for each kind of work, beside what the user would use instead."""
     kinds = ((OURS, barriers.RANKS, OUR_LOCK), (TORCH_TCP, barriers.TCP_KEYS), (TORCH_FILE, barriers.FILE_KEYS))
@@ -195,57 +181,7 @@ def first(run: Run) -> str:
     )
 
 
-def records(run: Run) -> str:
-    """Return the cost of reading a record of another process."""
-    each, peer = (figure(run.rows[RECORD]["values"].get(store, float("nan"))) for store in (OURS, TORCH_FILE))
-    return (
-        f"A record of another process costs a reader {each} µs, measured with {BATCH} records per read (torch's"
-        f" FileStore:\n{peer} µs).\n"
-    )
-
-
-def adds(run: Run) -> str:
-    """Return the results for several processes that add."""
-    parts = ("", ", processor time", ", longest wait")
-
-    def cell(size: int, store: str) -> str:
-        rows = [run.rows[f"add, {size} processes at once{part}"]["values"] for part in parts]
-        return ", ".join(figure(values[store]) for values in rows if store in values)
-
-    stores = (OURS, TORCH_FILE, TORCH_TCP)
-    return table(
-        ("processes", *stores), [(str(size), *(cell(size, store) for store in stores)) for size in contended.PROCESSES]
-    )
-
-
-def wakes(run: Run) -> str:
-    """Return the times of wake-ups."""
-    kinds = (OURS, TORCH_TCP, TORCH_FILE, BARE)
-    works = ("wake-up, one way, ping-pong", AFTER_A_PAUSE)
-    return table(
-        ("one way, p50, µs", *kinds),
-        [
-            (work.partition("way, ")[2], *(figure(run.rows[work]["values"].get(kind, float("nan"))) for kind in kinds))
-            for work in works
-        ],
-    )
-
-
-def single(run: Run) -> str:
-    """Return the times of the operations of one process."""
-    kinds = (OURS, TORCH_FILE, TORCH_TCP)
-    return table(
-        ("one process, µs", *kinds),
-        [
-            (f"`{name}`", *(figure(run.rows[work]["values"].get(kind, float("nan"))) for kind in kinds))
-            for name, work in zip(OPERATIONS, SINGLE, strict=True)
-        ],
-    )
-
-
-PARTS: dict[str, Callable[[Run], str]] = {
-    each.__name__: each for each in (machine, first, budgets, costs, records, adds, wakes, single)
-}
+PARTS: dict[str, Callable[[Run], str]] = {each.__name__: each for each in (machine, first, budgets)}
 
 
 def filled(page: Path, parts: Mapping[str, Callable[[R], str]], run: R) -> str:

@@ -20,11 +20,9 @@ from pathlib import Path
 
 from benchmarks.page import figure, filled, table
 from benchmarks.picture import draw
-from benchmarks.scaling import TREES
 from benchmarks.scaling_fit import (
     CHECKS,
     FIGURES,
-    SHOWN,
     Row,
     Run,
     errors,
@@ -39,7 +37,7 @@ from benchmarks.scaling_fit import (
     rows_of,
 )
 from benchmarks.scaling_simulation import simulated
-from benchmarks.stores import ETCD, OURS, TORCH_FILE
+from benchmarks.stores import TORCH_FILE
 from fscoord.doctor.prediction import SHOW_S, Job, readers
 
 ROOT = Path(__file__).parent.parent
@@ -49,9 +47,8 @@ MODULE = ROOT / "fscoord" / "doctor" / "prediction.py"
 
 AXIS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FAR_MS = 5
-ETCD_MS, PEER_MS = (1, 25), (0, 1, 25)
-"""The delays of the tables that compare stores."""
-TREES_MEASURED = ROOT / "benchmarks" / "results" / "scaling_tree.json"
+PEER_MS = (0, 25)
+"""The delays of the table that compares stores."""
 
 
 def module(run: Run, text: str) -> str:
@@ -93,45 +90,6 @@ def _time_and_requests(row: Row) -> str:
 
 def _fastest_too(row: Row) -> str:
     return f"{figure(fastest_s(row) * 1e3)}, {_time_and_requests(row)}"
-
-
-def measurements(run: Run) -> str:
-    """Return the figures of each job where `FAR_MS` were added."""
-    lines = []
-    for job in shapes(run, "barrier"):
-        found = {work: run.one(work, job, FAR_MS) for work in ("barrier", "add", "idle second", "rendezvous")}
-        idle = run.one("idle agents", job, FAR_MS)
-        barrier, add, wait, meeting = found.values()
-        lines.append(
-            (
-                str(job.nodes),
-                str(job.ranks_per_node),
-                "" if barrier is None else _fastest_too(barrier),
-                "" if add is None else f"{figure(add['per_s'])}, {figure(add['requests'])}",
-                "" if wait is None else f"{figure(wait['requests'])}, {figure(wait['seconds'] * 1e3)}",
-                "" if meeting is None else _time_and_requests(meeting),
-                "" if idle is None else figure(idle["requests"]),
-            )
-        )
-    head = (
-        "nodes", "ranks per node", "barrier: fastest, p50 ms, requests", "`add`: per s, requests of each",
-        "waiting: requests per s, p50 ms to wake", "rendezvous: ms, requests", "idle agents: requests per s",
-    )  # fmt: skip
-    return table(head, lines)
-
-
-def trees(_: Run) -> str:
-    """Return the measured barriers on one log beside those over a tree."""
-    run = load(TREES_MEASURED)
-    lines = []
-    for row in sorted(run.of("tree barrier"), key=_order):
-        one = run.one("barrier", job_of(row), row["rtt_ms"])
-        if one is not None:
-            of = f"{row['nodes']}, {row['ranks_per_node']}, {TREES[row['nodes']]}"
-            lines.append((of, f"{row['rtt_ms']:g} ms", _fastest_too(one), _fastest_too(row)))
-    return table(
-        ("nodes, ranks per node, nodes of a group", "added", "one log: fastest, p50 ms, requests", "tree"), lines
-    )
 
 
 def nfs(_: Run) -> str:
@@ -190,31 +148,6 @@ def peers(run: Run) -> str:
     return table(("work", "added", "fscoord", "torch FileStore", "ratio", "budget", "met?"), lines)
 
 
-def terms(run: Run) -> str:
-    """Return the table of the model's terms."""
-    lines = []
-    for each in FIGURES:
-        for name, found in fit(each, run).items():
-            title = each.title
-            if each.rest:
-                title += ", round trips" if name == each.name else ", beyond that, ms in the laboratory"
-            factor = 1e3 if name == each.rest else 1
-            fields = each.rest_fields if name == each.rest else each.fields
-            cells = (figure(getattr(found, field) * factor) if field in fields else "" for field in SHOWN)
-            lines.append((title, *cells))
-    return table(
-        (
-            "figure",
-            "in any case",
-            "for each node",
-            "for each pair of nodes",
-            "for each rank",
-            "for each rank that waits > 1 s",
-        ),
-        lines,
-    )
-
-
 def checks(run: Run) -> str:
     """Return the errors of the model. With a short added delay, most of a time is processor time."""
     lines = []
@@ -241,27 +174,7 @@ def barrier_requests(job: Job, run: Run, round_trip_s: float) -> float:
     return found + readers(job, record_bytes(run)) - job.nodes
 
 
-def etcd_rows(run: Run) -> str:
-    """Return the comparison with EtcdStore."""
-    lines = []
-    for work, cell in (
-        ("barrier", _time_and_requests),
-        ("add", lambda row: f"{figure(row['per_s'])}, {figure(row['requests'])}"),
-    ):
-        unit = "ms, requests" if work == "barrier" else "per s, requests of each"
-        for job in sorted({job_of(row) for row in run.of(work, ETCD)}):
-            cells = []
-            for rtt in ETCD_MS:
-                pair = [run.one(work, job, rtt, kind) for kind in (OURS, ETCD)]
-                cells.append(" / ".join("" if row is None else cell(row) for row in pair))
-            lines.append((f"{work}, {job.nodes} x {job.ranks_per_node}: {unit}", *cells))
-    head = ("FileStore / EtcdStore", *(f"{rtt:g} ms" for rtt in ETCD_MS))
-    return table(head, lines)
-
-
-PARTS: dict[str, Callable[[Run], str]] = {
-    each.__name__: each for each in (machine, nfs, lustre, measurements, trees, peers, terms, checks, etcd_rows)
-}
+PARTS: dict[str, Callable[[Run], str]] = {each.__name__: each for each in (machine, nfs, lustre, peers, checks)}
 
 
 # The pictures

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.once
 REPOSITORY = Path(__file__).parent.parent
 CONTRIBUTORS = REPOSITORY / "docs" / "contributors"
 
-TABLE = "## Which module may import which"
-"""The heading of the table in CONTRIBUTING.md that is the rule of the imports."""
+IMPORTS = "tests/imports.txt"
+"""The table of which module may import which."""
 
 # What touches files, locks, processes or clocks, and so is for _system alone.
 SYSTEM = {
@@ -149,10 +149,14 @@ def own_imports(name: str) -> set[str]:
 @functools.cache
 def rows() -> list[tuple[list[str], list[str]]]:
     """Return the rows of the table: the modules of each, and what these may import."""
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition(f"{TABLE}\n")[2]
-    cells = re.findall(r"^\| (`.+?) \| (.+?) \|", text.partition("\n## ")[0], re.MULTILINE)
-    names = [[re.findall(r"`([^`]*)`", cell.replace("`fscoord`", "``")) for cell in row] for row in cells]
-    return [(modules, may) for modules, may in names]
+    text = (REPOSITORY / IMPORTS).read_text(encoding="utf-8")
+    lines = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\n    ", " ").split("\n")
+    cells = [line.split(": ") for line in lines if line]
+    return [(_names(modules), _names(may) if may != "nothing" else []) for modules, may in cells]
+
+
+def _names(cell: str) -> list[str]:
+    return ["" if name == "fscoord" else name for name in cell.split(", ")]
 
 
 def row_of(name: str) -> int | None:
@@ -165,7 +169,7 @@ def row_of(name: str) -> int | None:
 def test_imports_point_downward(name: str) -> Iterator[str]:
     row, targets = row_of(name), sorted(own_imports(name))
     if row is None and targets:
-        yield "imports, and is in no row of the table in CONTRIBUTING.md"
+        yield f"imports, and is in no row of {IMPORTS}"
     for target in targets if row is not None else ():
         if not any(fnmatchcase(target, pattern) for pattern in rows()[row][1]):
             yield f"imports {target}, but may import only {rows()[row][1]}"

@@ -9,7 +9,7 @@ follows from three rules:
    complete record from any other bytes.
 3. Every wake-up is a hint. A lost wake-up delays a waiter until its next poll, and changes no result.
 
-The parts, from the bottom up. No part imports a part that follows it in this list (see the table in CONTRIBUTING.md):
+The parts, from the bottom up. No part imports a part that follows it in this list (see tests/imports.txt):
 
 - `format`: bytes to records and back. `recovery`: flags for the invariants of a handle that may be broken.
 - `mount`: the file system of a path. `files`: open and read files. `locking`: exclude threads and processes.
