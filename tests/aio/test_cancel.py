@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aio.tasks import at_each_await, outcome, seen
+from support.internals import system
 
 from fscoord import BrokenBarrierError, HashStore, aio
 from fscoord.aio import AsyncStore
@@ -250,10 +251,15 @@ def test_task_that_is_cancelled_at_a_cyclic_barrier_breaks_it(persists: bool, ev
 
 
 @persistence
-def test_wait_for_a_token_that_is_cancelled_leaves_the_line(persists: bool, every_call_is_an_await: Make) -> None:
+def test_wait_for_a_token_that_is_cancelled_leaves_the_line(
+    persists: bool, every_call_is_an_await: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wall clock stands still, so the second token comes by the wait alone, however slow the machine is."""
+    monkeypatch.setattr(system, "wall_time_ns", lambda: 10**18)
+
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
-            limiter = aio.RateLimiter(every_call_is_an_await(store), "r", 1000)
+            limiter = aio.RateLimiter(every_call_is_an_await(store), "r", 20)
             await limiter.acquire()
             await outcome(cancelled(limiter.acquire(), persists=persists))
             assert nobody_is_in_line(store, aio.Hold(limiter._driver, limiter._core._turn))

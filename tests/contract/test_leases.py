@@ -206,9 +206,7 @@ def test_lease_that_the_program_renews_ends_without_its_call(place: Place, store
     lock = Lock(store, "l", ttl=0.3, auto_renew=False)
     assert lock.acquire()
     next_holder = Lock(place.open(how="clone"), "l")
-    waiter = start_thread(next_holder.acquire, True, HANG_S)
-    until(lock.waiters)
-    assert waiter.join() is True
+    assert next_holder.acquire(timeout=HANG_S)
     for call in (lock.renew, lock.check, lock.release, lock.renew):
         with pytest.raises(LockLostError):
             call()

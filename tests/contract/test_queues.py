@@ -661,13 +661,15 @@ def test_delayed_item_is_taken_when_it_is_due_before_the_items_put_later(
 
 
 def test_consumer_that_waits_for_a_delayed_item_wakes_up_when_it_is_due(
-    place: Place, store: Store, no_slow_looks: None
+    store: Store, no_slow_looks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Queue(store, "q")
     begin = time.time()
-    found.put("a", delay=SHORT_S)
-    with pytest.raises(QueueEmptyError):
-        found.take(block=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.system.time, "time", lambda: begin)
+        found.put("a", delay=SHORT_S)
+        with pytest.raises(QueueEmptyError):
+            found.take(block=False)
     assert found.take(timeout=LONG_S).data == b"a"
     assert time.time() >= begin + SHORT_S
 

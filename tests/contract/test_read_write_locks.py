@@ -12,7 +12,7 @@ from support.places import Place
 from fscoord import LockLostError, Store, aio
 from fscoord.recipes import ReadWriteLock, force_release
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 def in_another_thread(call: object) -> object:

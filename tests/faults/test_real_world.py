@@ -259,7 +259,7 @@ def watches(pid: int) -> bool:
     """Return whether the process watches a file."""
     try:
         return any("inotify wd:" in found.read_text() for found in Path(f"/proc/{pid}/fdinfo").iterdir())
-    except FileNotFoundError:  # closed meanwhile
+    except (FileNotFoundError, ProcessLookupError):  # closed meanwhile
         return False
 
 

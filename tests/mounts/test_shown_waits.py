@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 
-from mounts.agents import Agent
+from mounts.agents import LIMIT_S, Agent
 from mounts.conftest import Sides
-
-HANG_S = 60
 
 
 def await_shown(watcher: Agent, path: str, expected: list[tuple[int, str, list[str]]]) -> None:
     """Return when exactly these waits are shown, each with the rank of its session."""
-    deadline = time.monotonic() + HANG_S
+    deadline = time.monotonic() + LIMIT_S
     while (shown := watcher.do("with_worker", "mounts.work.shown_waits", path)) != expected:
         assert time.monotonic() < deadline, shown
 

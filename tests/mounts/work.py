@@ -16,7 +16,7 @@ from support.internals import log_of
 from support.places import wait_in_vain
 
 from fscoord.collectives import barrier, broadcast, gather, synchronize
-from fscoord.errors import LockLostError, QueueEmptyError
+from fscoord.errors import LockLostError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import Election, Item, Lock, Queue
 from fscoord.rendezvous import RendezvousParameters, create_handler
 from fscoord.status import status
@@ -145,8 +145,13 @@ def broadcast_and_gather(store: Store, rank: int, size: int, limit: float) -> tu
     return told, gather(store, f"{rank} told {told.decode()}", rank, size, "g", limit)
 
 
-def short_barrier(store: Store, rank: int, size: int) -> None:
-    barrier(store, size, "short", 0.5, rank)
+def come_in_vain(store: Store, rank: int, size: int, limit: float) -> list[str]:
+    """Wait up to `limit` seconds at a barrier for ranks that do not come, and return those that the error names."""
+    try:
+        barrier(store, size, "short", limit, rank)
+    except StoreTimeoutError as error:
+        return list(error.missing_ranks)
+    raise AssertionError("the barrier has passed")
 
 
 def until_error(store: Store, operation: str, *given: Any) -> None:

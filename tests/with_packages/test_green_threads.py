@@ -22,7 +22,7 @@ SAID = ["b'v'", "set", "timeout True", "taken", "taken", "taken", "left", "refus
 COUNTER = """
 import time
 from fscoord import FileStore, StoreTimeoutError
-store, count = FileStore({path!r}, timeout=0.6), []
+store, count = FileStore({path!r}, timeout=2), []
 def write():
     try:
         store.set("k", "v")
