@@ -208,7 +208,9 @@ def run(peer: str, root: Path, file: str, report: Path) -> dict[str, str]:
     command = [sys.executable, "-m", "pytest", "-q", *(word for plugin in plugins for word in ("-p", plugin))]
     command += [f"--timeout={LIMIT_S}", f"--junitxml={report}", "--tb=short", file]
     if peer == "cpython":
-        command.append("--noconftest")  # the tests check for threads that they leak by themselves
+        # These tests check for threads that they leak by themselves. The settings here make a warning of pytest-asyncio
+        # an error, and give modules names by which a spawned child does not find them.
+        command += ["--noconftest", "-p", "no:asyncio", "--import-mode=prepend"]
     path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         command, cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=3600
