@@ -101,6 +101,9 @@ class Line:
     contenders remove an entry whose lease was not renewed for `ttl` seconds. The entries of this object have `label`.
     """
 
+    _refuses = False
+    """Whether a step of `_change` may raise an error because of the entries. Then the entries must not be old ones."""
+
     def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0, label: str = "") -> None:
         self.name = key_text(key_bytes(name))
         self._store = needed_store(store)
@@ -398,7 +401,7 @@ class Line:
         the time `end` of the monotonic clock, or after the store's timeout. If `called` is the id of an entry that the
         change removes, the caller will set the wake key of this entry: the same write records that.
         """
-        text = self._text
+        text = None if self._refuses else self._text
         fresh = text is None
         refusals = Refusals(self._store, self._key, end)
         while True:

@@ -44,6 +44,8 @@ def _passing(parties: int, entries: list[Entry]) -> int:
 class _Arrivals(Line):
     """The line of the processes that have arrived at a `CyclicBarrier`. A process is served when it may go on."""
 
+    _refuses = True
+
     def __init__(self, store: Store, name: Key, parties: int) -> None:
         super().__init__(store, name, partial(_passing, parties))
         self._parties = parties

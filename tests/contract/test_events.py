@@ -303,6 +303,16 @@ def test_barrier_that_breaks_is_broken_for_all_until_it_is_reset(
     assert CyclicBarrier(barrier._store, "b", 1).wait() == 0
 
 
+def test_barrier_that_another_process_has_reset_is_usable_again(place: Place, store: Store) -> None:
+    barrier, other = CyclicBarrier(store, "b", 1), CyclicBarrier(place.open(how="clone"), "b", 1)
+    for _ in range(2):
+        barrier.abort()
+        with pytest.raises(BrokenBarrierError):
+            barrier.wait()
+        other.reset()
+        assert barrier.wait() == 0
+
+
 def test_reset_of_a_barrier_with_waiters_breaks_their_round_only(place: Place) -> None:
     barrier, threads = enter(place, 2)
     barrier.reset()

@@ -31,9 +31,13 @@ from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 FILES: Final[dict[str, tuple[str, ...]]] = {
-    "cpython": ("cpython.py",),
+    "cpython": ("cpython.py", "cpython_processes.py"),
     "fasteners": ("tests/test_lock.py", "tests/test_reader_writer_lock.py"),
-    "kazoo": ("kazoo/tests/test_lock.py",),
+    "huey": tuple(
+        f"huey/tests/test_{each}.py"
+        for each in ("api", "asyncio", "consumer", "immediate", "priority", "signals", "storage")
+    ),
+    "kazoo": ("kazoo/tests/test_lock.py", "kazoo/tests/test_partitioner.py", "kazoo/tests/test_queue.py"),
     "persist-queue": ("persistqueue/tests/test_queue.py", "persistqueue/tests/test_priorityqueue.py"),
     "filelock": ("tests/core/test_*.py", "tests/async_lock/test_*.py", "tests/sqlite/test_*.py"),
 }
@@ -41,7 +45,8 @@ FILES: Final[dict[str, tuple[str, ...]]] = {
 of private modules are in other folders."""
 
 USES: Final = re.compile(
-    r"lock_tests|\b(Async)?(FileLock|ReadWriteLock)\b|ReaderWriterLock|KazooTestCase|persistqueue import"
+    r"lock_tests|_test_multiprocessing|\b(Async)?(FileLock|ReadWriteLock)\b|ReaderWriterLock|huey\.tests\.base"
+    r"|KazooTestCase|persistqueue import"
 )
 """Matches the text of a file whose tests use a class that a shim replaces. Other files do not run."""
 
@@ -56,8 +61,12 @@ AGAIN_BY_THREAD = "the sides of a `ReadWriteLock` are re-entrant, and kazoo's ar
 NODES = "the test uses a node of ZooKeeper, or ends a session and begins another"
 FAST = "the next contender acquires before the test sees that the one before has released, and the test hangs"
 TWICE = "a second acquisition by one object waits, as in `threading`, and in kazoo it returns at once"
-NEVER_END = (NODES, FAST, TWICE)
-"""The reasons of tests that do not end, so that they are left out."""
+MOCK = "the test slows down the locks of kazoo's partitioner, and fscoord's has none"
+LEFT_OUT = (NODES, FAST, TWICE, MOCK)
+"""The reasons of tests that do not run, because they do not end, or would test nothing."""
+
+STAYS = "as many partitions for each member, but other ones: a member keeps those that it has"
+PRIORITY = "a priority is any signed 32-bit integer"
 
 NAME = "the test compares the name of the class, or uses it as a name in filelock in a child process"
 MESSAGE = "fscoord refuses the deadlock or the acquisition first, with another message of the same RuntimeError"
@@ -89,6 +98,12 @@ DIFFERENCES: Final[dict[str, str]] = {
     "cpython.py::BarrierTests::test_action": "a `CyclicBarrier` has no action: the process that gets 0 can do it",
     "cpython.py::BarrierTests::test_repr": REPR,
     "cpython.py::SimpleQueueTests::test_references": "an item is a value of the store, and the test's can't be pickled",
+    "cpython_processes.py::QueueTests::test_closed_queue_put_get_exceptions": (
+        "a queue has no `close`: its store has, and a closed store raises another error"
+    ),
+    "cpython_processes.py::QueueTests::test_queue_feeder_donot_stop_onexc": (
+        "the caller of `put` gets the error of an item that can't be pickled"
+    ),
     "persistqueue/tests/test_queue.py::TestPersist::test_del": "the test names private files of persist-queue",
     "persistqueue/tests/test_queue.py::TestPersist::test_partial_write": (
         "bytes at the end of the log that are no beginning of a record are damage, which `fscoord verify` explains"
@@ -103,6 +118,12 @@ DIFFERENCES: Final[dict[str, str]] = {
     "kazoo/tests/test_lock.py::TestSemaphore::test_acquire_after_cancelled": "there is no attribute `cancelled`",
     "kazoo/tests/test_lock.py::TestSemaphore::test_handle_session_loss": NODES,
     "kazoo/tests/test_lock.py::TestSemaphore::test_inconsistent_max_leases_other_data": NODES,
+    "kazoo/tests/test_partitioner.py::KazooPartitionerTests::test_connection_loss": STAYS,
+    "kazoo/tests/test_partitioner.py::KazooPartitionerTests::test_party_expansion": STAYS,
+    "kazoo/tests/test_partitioner.py::KazooPartitionerTests::test_race_condition_new_partitioner_during_the_lock": MOCK,
+    "kazoo/tests/test_partitioner.py::KazooPartitionerTests::test_race_condition_new_partitioner_steals_the_lock": MOCK,
+    "kazoo/tests/test_queue.py::KazooQueueTests::test_queue_validation": PRIORITY,
+    "kazoo/tests/test_queue.py::KazooLockingQueueTests::test_queue_validation": PRIORITY,
     "core/test_acquire_signal.py::test_acquire_from_a_signal_handler_during_a_release_is_refused": MESSAGE,
     "core/test_fork_descriptors.py::test_unrelated_acquisitions_reach_filesystem_boundary_concurrently": STORE,
     "core/test_interruption.py::test_early_acquire_refuses_same_stack_reentry": MESSAGE,
@@ -187,7 +208,9 @@ def run(peer: str, root: Path, file: str, report: Path) -> dict[str, str]:
     command = [sys.executable, "-m", "pytest", "-q", *(word for plugin in plugins for word in ("-p", plugin))]
     command += [f"--timeout={LIMIT_S}", f"--junitxml={report}", "--tb=short", file]
     if peer == "cpython":
-        command.append("--noconftest")  # the tests check for threads that they leak by themselves
+        # These tests check for threads that they leak by themselves. The settings here make a warning of pytest-asyncio
+        # an error, and give modules names by which a spawned child does not find them.
+        command += ["--noconftest", "-p", "no:asyncio", "--import-mode=prepend"]
     path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         command, cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=3600
@@ -206,8 +229,8 @@ def run(peer: str, root: Path, file: str, report: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Leave out the tests that do not end: this script is a plugin of the pytest that it starts."""
-    items[:] = [each for each in items if DIFFERENCES.get(each.nodeid) not in NEVER_END]
+    """Leave out the tests that do not run: this script is a plugin of the pytest that it starts."""
+    items[:] = [each for each in items if DIFFERENCES.get(each.nodeid) not in LEFT_OUT]
 
 
 def judge(peer: str, files: list[str]) -> list[str]:
