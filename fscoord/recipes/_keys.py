@@ -8,7 +8,6 @@ from fscoord._arguments import (
     CounterRangeError,
     MalformedText,
     NotACounterError,
-    key_bytes,
     key_text,
     parse_uint63,
     to_seconds,
@@ -90,14 +89,3 @@ def add_checked(store: Store, key: bytes, amount: int = 1) -> int:
 def counter_error(error: NotACounterError | CounterRangeError) -> FscoordError:
     """Return the error of a recipe that can't add to one of its counters because of `error`."""
     return FscoordError(f"{error}; delete the key, or use another name")
-
-
-def announce(store: Store, prefix: bytes, count: int, kept: int) -> None:
-    """Set the change key `count` below `prefix`, for which observers wait, and delete all but the last `kept` keys."""
-    store.set(prefix + b"%d" % count, b"1")
-    if count > kept:
-        store.delete_key(prefix + b"%d" % (count - kept))
-    if count % kept == 0:  # also delete keys of processes that died before they deleted them
-        for key in map(key_bytes, store.list_keys(prefix)):
-            if parse_count(key, key[len(prefix) :]) <= count - kept:
-                store.delete_key(key)

@@ -1,0 +1,121 @@
+"""`Group`: the base class of recipes for groups of processes, which a process joins and leaves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from fscoord._arguments import Key, key_bytes, key_text, refuse_copies
+from fscoord._runtime import system
+from fscoord.errors import FscoordError
+from fscoord.recipes._cleanup import Undoable, undone_by
+from fscoord.recipes._keys import parse_count
+from fscoord.recipes._look import Unchanged
+from fscoord.store import Store, needed_store
+
+KEPT: Final = 64
+"""How many *change keys* are kept. Each change of the group sets a new change key, and then deletes the oldest key.
+
+An observer reads the group, and then waits for the next change key. If more than `KEPT` changes come between the read
+and the wait, this key is deleted already. The observer then notices the changes after `LOOK_S`.
+"""
+
+G = TypeVar("G", bound="Group")
+
+
+class Group(Undoable, ABC):
+    """A group of processes. Each member has an id. The constructor takes the store and the name of the group."""
+
+    __reduce__ = refuse_copies
+
+    def __init__(self, store: Store, name: Key) -> None:
+        self._store = needed_store(store)
+        self._name = key_bytes(name)
+        self._changed = self._name + b"/changed/"
+        self._joined: tuple[int, str] | None = None  # the `system.process_epoch` of the process that joined, and its id
+        key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
+
+    @property
+    def name(self) -> str:
+        """The group's name in the store."""
+        return key_text(self._name)
+
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def join(self, made: list[str], _: object) -> None:
+        """Join the group.
+
+        Raises:
+            RuntimeError: this object has joined already.
+        """
+        self._join(made)
+
+    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
+    def leave(self, _: list[object], __: object) -> bool:
+        """Leave the group. Return False if this object was not in the group."""
+        return self._leave()
+
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def __enter__(self: G, made: list[str], _: object) -> G:  # noqa: PLE0302 - they are not given
+        self._join(made)
+        return self
+
+    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
+    def __exit__(self, _: list[object], __: object, *error: object) -> None:  # noqa: PYI036 - as above
+        self._leave()
+
+    def _join(self, made: list[str]) -> None:
+        """Join the group. The new id is appended to `made` before it is written, so that `_unjoin` can remove it."""
+        if self._own():
+            raise RuntimeError(f"this object has already joined the group {self.name!r}")
+        self._enroll(made)
+
+    @abstractmethod
+    def _enroll(self, made: list[str]) -> None:
+        """Write the new member, and set `_joined`."""
+
+    @abstractmethod
+    def _remove(self, own: str) -> bool:
+        """Remove the member with the id `own`, and return whether it was there."""
+
+    def _unjoin(self, made: list[str]) -> None:
+        """Undo `_join`. This method may be called twice, and the first call may be interrupted."""
+        for own in made:
+            if self._joined and self._joined[1] == own:
+                self._joined = None
+            with suppress(FscoordError):
+                self._remove(own)
+
+    def _leave(self) -> bool:
+        own = self._own()
+        if not own:
+            return False
+        was_there = self._remove(own)
+        self._joined = None
+        return was_there
+
+    def _leave_quietly(self) -> None:
+        """Complete an interrupted `_leave`. This method may be called twice."""
+        with suppress(FscoordError):
+            self._leave()
+
+    def _own(self) -> str:
+        """Return the id of this member; "" if this process has not joined by this object."""
+        if self._joined and self._joined[0] != system.process_epoch():
+            self._joined = None  # this is a forked child, and only its parent is a member
+        return self._joined[1] if self._joined else ""
+
+    def _announce(self, count: int) -> None:
+        """Set the change key `count`, for which observers wait, and delete all but the last `KEPT` keys."""
+        self._store.set(self._changed + b"%d" % count, b"1")
+        if count > KEPT:
+            self._store.delete_key(self._changed + b"%d" % (count - KEPT))
+        if count % KEPT == 0:  # also delete keys of processes that died before they deleted them
+            for key in map(key_bytes, self._store.list_keys(self._changed)):
+                if parse_count(key, key[len(self._changed) :]) <= count - KEPT:
+                    self._store.delete_key(key)
+
+    def _unchanged(self, count: int, late: str, sessions: Sequence[int]) -> Unchanged:
+        """Return the result of a look at the group after its change `count`."""
+        return Unchanged([self._changed + b"%d" % (count + 1)], late, [each for each in sessions if each])
