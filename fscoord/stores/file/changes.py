@@ -25,7 +25,7 @@ from fscoord.stores.file.replay import _ASSIGN, KeyValueState
 from fscoord.stores.file.waits import Condition, FileWait
 
 if TYPE_CHECKING:
-    from fscoord.stores.file.sessions import Sessions
+    from fscoord.stores.file import FileStore
 
 Values = dict[bytes, bytes]
 
@@ -105,7 +105,7 @@ class ChangeMachine:
 class FileWatch(Watch):
     """A watch of `store`; see `Store._watch` for the other arguments."""
 
-    def __init__(self, store: Sessions, prefix: bytes, after: Position | None, limit: float) -> None:
+    def __init__(self, store: FileStore, prefix: bytes, after: Position | None, limit: float) -> None:
         self._machine = machine = ChangeMachine(prefix, after)
         options = store._wanted._replace(read_only=True, world_size=0, spill_bytes=ENDS)
 
