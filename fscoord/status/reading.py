@@ -8,6 +8,7 @@ missing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
 from fscoord._arguments import key_bytes, key_text
@@ -75,11 +76,8 @@ def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -
         StoreError: the store can't be read.
         ValueError: the address is invalid.
     """
-    observer = observe(store)
-    try:
+    with closing(observe(store)) as observer:
         picture, _ = observer.look()
-    finally:
-        observer.close()
     return Status(picture, tuple(find_all(picture, slow)))
 
 
