@@ -1,4 +1,4 @@
-"""`Group`: the base class of recipes for groups of processes, which a process joins and leaves."""
+"""`Presence` and `Group`: the base classes of recipes by which a process shows that it is there."""
 
 from __future__ import annotations
 
@@ -25,62 +25,36 @@ and the wait, this key is deleted already. The observer then notices the changes
 G = TypeVar("G", bound="Group")
 
 
-class Group(Undoable, ABC):
-    """A group of processes. Each member has an id. The constructor takes the store and the name of the group."""
+class Presence(Undoable, ABC):
+    """The base class of recipes by which a process writes a key or an entry, and removes it when it leaves.
+
+    What an object has written has an id. The object remembers one id at a time, and a forked child none.
+
+    Args:
+        store: the store that all processes share.
+        name: the name in the store.
+    """
 
     __reduce__ = refuse_copies
 
     def __init__(self, store: Store, name: Key) -> None:
         self._store = needed_store(store)
         self._name = key_bytes(name)
-        self._changed = self._name + b"/changed/"
-        self._joined: tuple[int, str] | None = None  # the `system.process_epoch` of the process that joined, and its id
-        key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
+        self._joined: tuple[int, bytes] | None = None  # the `system.process_epoch` of the write, and the id
 
-    @property
-    def name(self) -> str:
-        """The group's name in the store."""
-        return key_text(self._name)
-
-    @undone_by(lambda group, made, _: group._unjoin(made))
-    def join(self, made: list[str], _: object) -> None:
-        """Join the group.
-
-        Raises:
-            RuntimeError: this object has joined already.
-        """
-        self._join(made)
-
-    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
-    def leave(self, _: list[object], __: object) -> bool:
-        """Leave the group. Return False if this object was not in the group."""
-        return self._leave()
-
-    @undone_by(lambda group, made, _: group._unjoin(made))
-    def __enter__(self: G, made: list[str], _: object) -> G:  # noqa: PLE0302 - they are not given
-        self._join(made)
-        return self
-
-    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
-    def __exit__(self, _: list[object], __: object, *error: object) -> None:  # noqa: PYI036 - as above
+    @undone_by(lambda presence, *_: presence._leave_quietly(), FscoordError)
+    def __exit__(self, _: list[object], __: object, *error: object) -> None:  # noqa: PYI036 - they are not given
         self._leave()
 
-    def _join(self, made: list[str]) -> None:
-        """Join the group. The new id is appended to `made` before it is written, so that `_unjoin` can remove it."""
-        if self._own():
-            raise RuntimeError(f"this object has already joined the group {self.name!r}")
-        self._enroll(made)
-
     @abstractmethod
-    def _enroll(self, made: list[str]) -> None:
-        """Write the new member, and set `_joined`."""
+    def _remove(self, own: bytes) -> bool:
+        """Remove what has the id `own`, and return whether it was there."""
 
-    @abstractmethod
-    def _remove(self, own: str) -> bool:
-        """Remove the member with the id `own`, and return whether it was there."""
+    def _unjoin(self, made: list[bytes]) -> None:
+        """Remove what an interrupted call has written. This method may be called twice.
 
-    def _unjoin(self, made: list[str]) -> None:
-        """Undo `_join`. This method may be called twice, and the first call may be interrupted."""
+        `made` has the ids, which the call noted before it wrote.
+        """
         for own in made:
             if self._joined and self._joined[1] == own:
                 self._joined = None
@@ -100,11 +74,54 @@ class Group(Undoable, ABC):
         with suppress(FscoordError):
             self._leave()
 
-    def _own(self) -> str:
-        """Return the id of this member; "" if this process has not joined by this object."""
+    def _own(self) -> bytes:
+        """Return the id of what this process has written by this object; empty if there is nothing."""
         if self._joined and self._joined[0] != system.process_epoch():
-            self._joined = None  # this is a forked child, and only its parent is a member
-        return self._joined[1] if self._joined else ""
+            self._joined = None  # this is a forked child, and only its parent is present
+        return self._joined[1] if self._joined else b""
+
+
+class Group(Presence):
+    """A group of processes. Each member has an id."""
+
+    def __init__(self, store: Store, name: Key) -> None:
+        super().__init__(store, name)
+        self._changed = self._name + b"/changed/"
+        key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
+
+    @property
+    def name(self) -> str:
+        """The group's name in the store."""
+        return key_text(self._name)
+
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def join(self, made: list[bytes], _: object) -> None:
+        """Join the group.
+
+        Raises:
+            RuntimeError: this object has joined already.
+        """
+        self._join(made)
+
+    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
+    def leave(self, _: list[object], __: object) -> bool:
+        """Leave the group. Return False if this object was not in the group."""
+        return self._leave()
+
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def __enter__(self: G, made: list[bytes], _: object) -> G:  # noqa: PLE0302 - as above
+        self._join(made)
+        return self
+
+    def _join(self, made: list[bytes]) -> None:
+        """Join the group. The new id is appended to `made` before it is written, so that `_unjoin` can remove it."""
+        if self._own():
+            raise RuntimeError(f"this object has already joined the group {self.name!r}")
+        self._enroll(made)
+
+    @abstractmethod
+    def _enroll(self, made: list[bytes]) -> None:
+        """Write the new member, and set `_joined`."""
 
     def _announce(self, count: int) -> None:
         """Set the change key `count`, for which observers wait, and delete all but the last `KEPT` keys."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from functools import partial
-from typing import Final
 
 from fscoord._arguments import Key, Timeout, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
@@ -15,10 +14,8 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._keys import Refusals, parse_count
+from fscoord.recipes._look import LOOK_S
 from fscoord.store import Store, needed_store, shown
-
-LOOK_S: Final = 1.0
-"""A waiter reads the event again after this many seconds: a process may have died before it woke the waiters."""
 
 
 class Event:

@@ -75,7 +75,7 @@ class Membership(Group):
         own = self._own()
         if not own:
             raise RuntimeError(f"this object has not joined the group {self.name!r}; join first")
-        key = self._members + own.encode()
+        key = self._members + own
         said = value_bytes(data)
         new, refusals = self._text(said), Refusals(self._store, key)
         while True:
@@ -97,7 +97,7 @@ class Membership(Group):
         The call does not stop the process of `member`. The next `update` of the process raises an error, or its next
         `leave` returns False. The process may join again. The caller need not be in the group.
         """
-        return self._remove(f"{member.number:016x}")
+        return self._remove(b"%016x" % member.number)
 
     def members(self) -> list[Participant]:
         """Return the participants in the order of joining. First remove participants that are known dead."""
@@ -105,7 +105,7 @@ class Membership(Group):
         dead = set(self._store.dead_sessions({each.session for each in present} - {0}))
         for each in present:
             if each.session in dead:
-                self._remove(f"{each.number:016x}")
+                self._remove(b"%016x" % each.number)
         return [each for each in present if each.session not in dead]
 
     @in_steps
@@ -150,15 +150,15 @@ class Membership(Group):
             known = self.observe(known, timeout)
             yield known
 
-    def _enroll(self, made: list[str]) -> None:
-        own = f"{add_checked(self._store, self._name + b'/joined'):016x}"
+    def _enroll(self, made: list[bytes]) -> None:
+        own = b"%016x" % add_checked(self._store, self._name + b"/joined")
         made.append(own)
         self._joined = system.process_epoch(), own
-        self._store.set(self._members + own.encode(), self._text(self._data))
+        self._store.set(self._members + own, self._text(self._data))
         self._tell()
 
-    def _remove(self, own: str) -> bool:
-        was_there = self._store.delete_key(self._members + own.encode())
+    def _remove(self, own: bytes) -> bool:
+        was_there = self._store.delete_key(self._members + own)
         if was_there:
             self._tell()
         return was_there

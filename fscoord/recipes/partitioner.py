@@ -133,9 +133,9 @@ class Partitioner(Group):
         steps = look_again(self._store, awaited, str(awaited), limit, look)
         return tracing.record_steps(begin_span("partitions", self._store, self._name), steps)
 
-    def _enroll(self, made: list[str]) -> None:
+    def _enroll(self, made: list[bytes]) -> None:
         me = _Share(system.random_bytes(8).hex(), self._store.register(), system.process_name(), {})
-        made.append(me.id)
+        made.append(me.id.encode())
 
         def join(group: _Group) -> _Group:
             if group.shares and group.partitions != self._count:
@@ -146,19 +146,19 @@ class Partitioner(Group):
             return _balanced(group._replace(partitions=self._count, shares=[*group.shares, me]), me.id)
 
         group = self._change(join)
-        self._joined = system.process_epoch(), me.id
+        self._joined = system.process_epoch(), me.id.encode()
         self._held = dict(group.shares[-1].held)
 
     def _leave(self) -> bool:
         self._held = {}
         return super()._leave()
 
-    def _remove(self, own: str) -> bool:
+    def _remove(self, own: bytes) -> bool:
         was_there = False
 
         def remove(group: _Group) -> _Group:
             nonlocal was_there
-            rest = [each for each in group.shares if each.id != own]
+            rest = [each for each in group.shares if each.id.encode() != own]
             was_there = len(rest) < len(group.shares)
             return group._replace(shares=rest)
 
@@ -167,7 +167,7 @@ class Partitioner(Group):
 
     def _share_out(self) -> _Group:
         """Give up surplus partitions, take free ones, and return the group."""
-        name = self._own()
+        name = self._own().decode()
         if not name:
             raise RuntimeError(f"this object has not joined the partitioner {self.name!r}; join first")
 

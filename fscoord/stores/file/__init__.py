@@ -588,10 +588,7 @@ class FileStore(Store):
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return trace_place(self._log), key_text(key)
 
-    def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:
-        return self._new_notifier(backend)
-
-    def _new_notifier(self, backend: WaitBackend, log: Log | None = None) -> ChangeNotifier:
+    def _notifier_for(self, backend: WaitBackend, log: Log | None = None) -> ChangeNotifier:
         """Return an additional notifier for this handle. Closing the handle also ends the waits of this notifier.
 
         If `log` is given, the waits end at a change of any key, and read this log.

@@ -115,7 +115,7 @@ class FileWatch(Watch):
             return log
 
         self._log = open_and_join_run(make, store._timeout, shows=False)
-        self._new_notifier = partial(store._new_notifier, log=self._log)
+        self._new_notifier = partial(store._notifier_for, log=self._log)
         self._notifiers = {THREAD_BACKEND: self._new_notifier(THREAD_BACKEND)}
         try:
             store._log.refresh(store._timeout)  # raises if the store is closed, or if a later run has begun

@@ -196,12 +196,6 @@ class FileObserver:
         """Close the log."""
         self._log.close()
 
-    def __enter__(self) -> FileObserver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def look(self) -> Observation:
         """Read the new records, and return the states and waits of all sessions.
 
