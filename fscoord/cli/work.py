@@ -6,8 +6,7 @@ import math
 import re
 import shlex
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, redirect_stderr
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
@@ -143,7 +142,7 @@ def work(
     source = PriorityQueue(store, queue, timeout=limit)
     settings = _Settings(jobs or system.usable_processors(), retries, backoff, halt, keep_waiting, by_stdin, limit)
     with ExitStack() as stack:
-        log_file = stack.enter_context(_opened(joblog))
+        log_file = _opened(joblog, stack)
         console = stack.enter_context(Console())
         stack.enter_context(redirect_stderr(console.error_text()))
         report = _Report(console, log_file, has_lines=eta)
@@ -450,14 +449,12 @@ def _make_bar() -> Bar:
     return bar
 
 
-@contextmanager
-def _opened(joblog: str | None) -> Iterator[int | None]:
-    """Open the log to append to it, write the headings into a new log, and close it at the end of the ``with``."""
+def _opened(joblog: str | None, stack: ExitStack) -> int | None:
+    """Open the log, with its headings if it is new. `stack` closes it."""
     if joblog is None:
-        yield None
-        return
+        return None
     flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_APPEND | system.O_CLOEXEC
-    with system.os.fdopen(system.os.open(joblog, flags, 0o666), "wb") as file:
-        if not system.os.fstat(file.fileno()).st_size:
-            system.os.write(file.fileno(), "\t".join(JOBLOG).encode() + b"\n")
-        yield file.fileno()
+    file = stack.enter_context(system.os.fdopen(system.os.open(joblog, flags, 0o666), "wb"))
+    if not system.os.fstat(file.fileno()).st_size:
+        system.os.write(file.fileno(), "\t".join(JOBLOG).encode() + b"\n")
+    return file.fileno()

@@ -170,29 +170,25 @@ class Membership(Group):
         self._announce(add_checked(self._store, self._changes))
 
     def _read(self) -> list[Participant]:
-        found = []
-        for key in self._store.list_keys(self._members):
-            value = self._store.get(key, default=None)
-            if value is not None:
-                found.append(self._participant(key, value))
-        return found
+        keys = [key_bytes(key) for key in self._store.list_keys(self._members)]
+        return [self._participant(key, value) for key, value in self._store._peek_all(keys).items()]
 
-    def _participant(self, key: str, value: bytes) -> Participant:
+    def _participant(self, key: bytes, value: bytes) -> Participant:
         head, _, data = value.partition(b"\n")
         try:
             session, owner = words_in(head, " ", 2)
             return Participant(_number(key), owner, parse_uint63(session), data)
         except MalformedText as error:
-            raise foreign_value_error(key_bytes(key), value, "participant") from error
+            raise foreign_value_error(key, value, "participant") from error
 
 
-def _number(key: str) -> int:
+def _number(key: bytes) -> int:
     """Return the number at the end of a participant's key.
 
     Raises:
         MalformedText: `key` does not end in a number.
     """
     digits = key[-16:]
-    if not (len(digits) == 16 and set("0123456789abcdef").issuperset(digits)):
+    if not (len(digits) == 16 and set(b"0123456789abcdef").issuperset(digits)):
         raise MalformedText(f"{digits!r} is not a number of 16 hexadecimal digits")
     return int(digits, 16)
