@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import signal
 from contextlib import ExitStack, redirect_stderr
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
@@ -202,7 +201,7 @@ class _Pool:
                 while received:
                     self._relay.send(received.pop(0))
                 if self._halted is not None and self._settings.halt.is_now and kill_at is None:
-                    self._relay.send(signal.SIGTERM)
+                    self._relay.terminate()
                     kill_at = system.time.monotonic() + self._command.grace
                 elif kill_at is not None and system.time.monotonic() >= kill_at:
                     self._relay.is_killing = True

@@ -130,6 +130,10 @@ class SignalRelay:
             for command in self._commands:
                 command.pass_to_all(number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM to the commands and their descendants."""
+        self.send(signal.SIGTERM)
+
     @property
     def interruption(self) -> int:
         """The number of the first HUP, INT or TERM that `send` has sent; 0 if it has sent none of these signals."""
