@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from fscoord._arguments import (
     CounterRangeError,
@@ -52,6 +53,26 @@ class Refusals:
                 keys=[key_text(self._key)],
                 waited=waited,
             )
+
+
+def change(store: Store, key: bytes, step: Callable[[bytes], bytes | None]) -> bool:
+    """Replace the value of `key` by the result of `step`, by compare-and-set. Repeat if another process was faster.
+
+    `step` gets the value, or ``b""`` if there is none. If `step` returns None, write nothing and return False.
+
+    Raises:
+        RefusedError: no try has succeeded within the store's timeout.
+    """
+    text, refusals = store.get(key, default=b""), Refusals(store, key)
+    while True:
+        new = step(text)
+        if new is None:
+            return False
+        found = store.compare_set(key, text, new)
+        if found == new:
+            return True
+        refusals.add()
+        text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
 
 
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:

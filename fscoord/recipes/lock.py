@@ -28,7 +28,7 @@ from fscoord.errors import FscoordError, LockLostError, StaleTokenError
 from fscoord.recipes._cleanup import Undoable, in_steps, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry, releasing
-from fscoord.recipes._keys import Refusals, foreign_value_error
+from fscoord.recipes._keys import change, foreign_value_error
 from fscoord.recipes._line import caller_of, callers, readers_or_writer
 from fscoord.recipes._reentrant import Reentrant
 from fscoord.store import Store, needed_store, shown
@@ -406,21 +406,17 @@ class Fenced:
             ValueError: `token` is below 1.
         """
         token, data = check_positive("token", token), value_bytes(value)
-        text = self._store.get(self._key, default=b"")
-        new = b"%d " % token + data
-        refusals = Refusals(self._store, self._key)
-        while True:
+
+        def written(text: bytes) -> bytes:
             seen = self._split(text)[0] if text else 0
             if seen > token:
                 raise StaleTokenError(
                     f"key {key_text(self._key)!r} was written with token {seen}, so token {token} is stale: another"
                     " process has acquired the lock since; nothing was written"
                 )
-            found = self._store.compare_set(self._key, text, new)
-            if found == new:
-                return
-            refusals.add()
-            text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
+            return b"%d " % token + data
+
+        change(self._store, self._key, written)
 
     @in_steps
     def get(self) -> WaitSteps[bytes]:

@@ -22,7 +22,7 @@ from fscoord._waiting.awaited import MEMBERS, Awaited
 from fscoord._waiting.wait import WaitSteps
 from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._group import Group
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count
+from fscoord.recipes._keys import add_checked, change, foreign_value_error, parse_count
 from fscoord.recipes._look import Unchanged, look_again
 from fscoord.store import Store, begin_span, shown
 
@@ -75,19 +75,18 @@ class Membership(Group):
         own = self._own()
         if not own:
             raise RuntimeError(f"this object has not joined the group {self.name!r}; join first")
-        key = self._members + own
         said = value_bytes(data)
-        new, refusals = self._text(said), Refusals(self._store, key)
-        while True:
-            known = self._store.get(key, default=None)
-            if known is None:
+        new = self._text(said)
+
+        def updated(text: bytes) -> bytes:
+            if not text:
                 self._joined = None
                 raise RuntimeError(
                     f"this object is no longer in the group {self.name!r}: it was evicted or taken for dead; join again"
                 )
-            if self._store.compare_set(key, known, new) == new:
-                break
-            refusals.add()
+            return new
+
+        change(self._store, self._members + own, updated)
         self._data = said
         self._tell()
 

@@ -30,7 +30,7 @@ from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import LockLostError
 from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._group import Group
-from fscoord.recipes._keys import Refusals, foreign_value_error
+from fscoord.recipes._keys import change, foreign_value_error
 from fscoord.recipes._look import Unchanged, look_again
 from fscoord.store import Store, begin_span, shown
 
@@ -191,21 +191,21 @@ class Partitioner(Group):
 
     def _change(self, step: Callable[[_Group], _Group]) -> _Group:
         """Remove the members that are known dead, replace the group by the result of `step`, and return that."""
-        text, refusals = self._store.get(self._key, default=b""), Refusals(self._store, self._key)
-        while True:
+        group = self._parse(b"")
+
+        def changed(text: bytes) -> bytes | None:
+            nonlocal group
             known = self._parse(text)
             dead = set(self._store.dead_sessions({each.session for each in known.shares} - {0}))
             group = step(known._replace(shares=[each for each in known.shares if each.session not in dead]))
             if group == known:
-                return known
+                return None
             group = group._replace(changes=known.changes + 1)
-            new = _format(group)
-            found = self._store.compare_set(self._key, text, new)
-            if found == new:
-                self._announce(group.changes)
-                return group
-            refusals.add()
-            text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
+            return _format(group)
+
+        if change(self._store, self._key, changed):
+            self._announce(group.changes)
+        return group
 
     def _parse(self, text: bytes) -> _Group:
         try:
