@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import click
@@ -89,8 +90,7 @@ def ps(ctx: click.Context, is_all: bool, watch: bool, interval: float, slow: flo
       fscoord ps --watch --slow 60
       fscoord ps --json | jq -r '.findings[].message'
     """
-    observer = observe(store_url(ctx), given_timeout(ctx))
-    try:
+    with closing(observe(store_url(ctx), given_timeout(ctx))) as observer:
         while True:
             picture, _ = observer.look()
             findings = find_all(picture, slow)
@@ -101,8 +101,6 @@ def ps(ctx: click.Context, is_all: bool, watch: bool, interval: float, slow: flo
                 return FALSE if findings else 0
             flush()
             system.time.sleep(interval)
-    finally:
-        observer.close()
 
 
 def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -38,6 +38,12 @@ log = logging.getLogger(__name__)
 queue_argument = click.argument("queue", type=raw, shell_complete=complete_queue)
 complete_queue_of_items = complete_name("/number")
 items_argument = click.argument("queue", type=raw, shell_complete=complete_queue_of_items)
+stdin_option = click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
+
+
+def failed_option(text: str) -> Callable[[Any], Any]:
+    """Return the option --failed, which names another queue."""
+    return click.option("--failed", metavar="OTHER", type=raw, shell_complete=complete_queue_of_items, help=text)
 
 
 @click.command()
@@ -139,15 +145,9 @@ def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: in
 @click.command("take-item", context_settings=VERBATIM)
 @click.option("-n", "--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue has no item.")
 @click.option("--each", is_flag=True, help="Take one item after another, until none comes or COMMAND fails.")
-@click.option(
-    "--failed",
-    metavar="OTHER",
-    type=raw,
-    shell_complete=complete_queue_of_items,
-    help="Put an item whose COMMAND fails into the queue OTHER.",
-)
+@failed_option("Put an item whose COMMAND fails into the queue OTHER.")
 @number_option("--max-deliveries", metavar="N", help="Put an item into OTHER only after it was handed out N times.")
-@click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
+@stdin_option
 @items_argument
 @command_options
 @with_store

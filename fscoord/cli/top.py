@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -129,23 +129,24 @@ def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow:
     """
     keys = Keys()
     keys.order = sort
-    observer = observe(store_url(ctx), given_timeout(ctx))
-    try:
+    with closing(observe(store_url(ctx), given_timeout(ctx))) as observer:
         looks = _looks(observer, slow)
         if prometheus is not None:
-            _publish(looks, prometheus, interval, count)
-            return
-        if can_redraw():
+            _publish(_at_intervals(looks, interval, count), prometheus)
+        elif can_redraw():
             _show_live(looks, keys, interval, count)
+        else:
+            for frame in _at_intervals(looks, interval, count):
+                write_lines(lines_of(frame))
+                flush()
+
+
+def _at_intervals(looks: Iterator[Frame], interval: float, count: int | None) -> Iterator[Frame]:
+    for number, frame in enumerate(looks, 1):
+        yield frame
+        if number == count:
             return
-        for number, frame in enumerate(looks, 1):
-            write_lines(lines_of(frame))
-            flush()
-            if number == count:
-                return
-            system.time.sleep(interval)
-    finally:
-        observer.close()
+        system.time.sleep(interval)
 
 
 def _looks(observer: Observer, slow: float) -> Iterator[Frame]:
@@ -157,21 +158,15 @@ def _looks(observer: Observer, slow: float) -> Iterator[Frame]:
         yield Frame(system.time.time(), picture, find_all(picture, slow), speed, activity)
 
 
-def _publish(looks: Iterator[Frame], target: str, interval: float, count: int | None) -> None:
-    """Publish the frames as metrics at `target`, until `count` frames were published."""
+def _publish(frames: Iterator[Frame], target: str) -> None:
+    """Publish the frames as metrics at `target`."""
     from fscoord.cli.prometheus import Publisher, metrics_text
 
     if not target:
         raise click.UsageError("--prometheus is empty: name a file or a port")
-    publisher = Publisher(target)
-    try:
-        for number, frame in enumerate(looks, 1):
+    with closing(Publisher(target)) as publisher:
+        for frame in frames:
             publisher.publish(metrics_text(frame.picture, frame.findings, frame.activity))
-            if number == count:
-                return
-            system.time.sleep(interval)
-    finally:
-        publisher.close()
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------

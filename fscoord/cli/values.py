@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 
 import click
 
 from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
-from fscoord._waiting.timing import Backoff
 from fscoord.cli.completion import complete_key, complete_key_or_queue
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import (
@@ -264,8 +262,6 @@ SHOWN = 120
 READ_S = 5.0
 """The time limit in seconds for one read of all values."""
 
-Values = dict[bytes, bytes]
-
 
 @click.command()
 @click.argument("prefix", type=raw, default="", shell_complete=complete_key)
@@ -324,7 +320,8 @@ def _changes(
     Print `words` when the watch has begun.
     """
     with store.watch(prefix, after=after) as watch:
-        present = sorted(_read_all(store, prefix).items()) if is_all else []
+        names = [key_bytes(name) for name in store.list_keys(prefix)] if is_all else []
+        present = sorted(store._peek_all(names).items())
         start = str(watch.position)
         tell(log, words)
         yield from ((key, value, start) for key, value in present)
@@ -336,22 +333,6 @@ def _changes(
         except StoreTimeoutError as error:
             if not error.keys:  # the log's lock did not come
                 raise
-
-
-def _read_all(store: Store, prefix: bytes) -> Values:
-    backoff = Backoff(to_seconds(store.timeout))
-    while True:
-        names = [key_bytes(name) for name in store.list_keys(prefix)]
-        if store.check(names):  # else one was deleted meanwhile
-            with suppress(StoreTimeoutError):
-                return dict(zip(names, store.multi_get(names, timeout=0), strict=True))
-        if not backoff.pause():
-            raise StoreTimeoutError(
-                f"the keys that begin with {key_text(prefix)!r} could not be read within {backoff.waited():.3g} s: keys"
-                f" were deleted during each of {backoff.tries} tries; watch a longer prefix",
-                keys=[key_text(prefix)],
-                waited=backoff.waited(),
-            )
 
 
 def _print_change(key: bytes, value: bytes | None, position: str, *, as_json: bool) -> None:

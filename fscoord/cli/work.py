@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, redirect_stderr
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
@@ -15,14 +14,21 @@ import click
 from fscoord._runtime import system
 from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.signals import forward_signals
-from fscoord.cli.completion import complete_name
-from fscoord.cli.options import given_timeout, number_option, raw, seconds_option, with_store_to_work
+from fscoord.cli.options import given_timeout, number_option, seconds_option, with_store_to_work
 from fscoord.cli.output import BEGIN_S, _is_watched, counted, say
-from fscoord.cli.queues import check_failed, environment_of, items_argument, next_item, work_on
+from fscoord.cli.queues import (
+    check_failed,
+    environment_of,
+    failed_option,
+    items_argument,
+    next_item,
+    stdin_option,
+    work_on,
+)
 from fscoord.cli.run_command import VERBATIM, Command, command_options, environment
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Console, Ending
-from fscoord.launch.held import SignalRelay, run_apart
+from fscoord.launch.held import HeldCommand, SignalRelay
 from fscoord.launch.warden import PASSED
 from fscoord.launch.worker import STDERR, STDOUT
 from fscoord.recipes import Item, PriorityQueue
@@ -68,13 +74,7 @@ def _parse_halt(text: str) -> Halt:
 )
 @number_option("--retries", least=0, default=0, help="Run COMMAND again for an item for which it fails, so often.")
 @seconds_option("--backoff", default="0", help="The time before the first retry of an item. It doubles for each retry.")
-@click.option(
-    "--failed",
-    metavar="OTHER",
-    type=raw,
-    shell_complete=complete_name("/number"),
-    help="The queue for items whose retries have failed. [default: QUEUE.failed]",
-)
+@failed_option("The queue for items whose retries have failed. [default: QUEUE.failed]")
 @click.option(
     "--halt",
     metavar="WHEN",
@@ -87,7 +87,7 @@ def _parse_halt(text: str) -> Halt:
 @click.option("--joblog", metavar="FILE", type=click.Path(dir_okay=False), help="Append a line for each run to FILE.")
 @click.option("--eta", is_flag=True, help="Print the progress also if standard error is not a terminal.")
 @click.option("--keep-waiting", is_flag=True, help="Wait for further items when the queue is empty.")
-@click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
+@stdin_option
 @items_argument
 @command_options
 @with_store_to_work
@@ -141,10 +141,11 @@ def work(
     source = PriorityQueue(store, queue, timeout=limit)
     settings = _Settings(jobs or system.usable_processors(), retries, backoff, halt, keep_waiting, by_stdin, limit)
     with ExitStack() as stack:
-        log_file = stack.enter_context(_opened(joblog))
+        log_file = _opened(joblog, stack)
         console = stack.enter_context(Console())
         stack.enter_context(redirect_stderr(console.error_text()))
-        report = stack.enter_context(_Report(console, log_file, has_lines=eta))
+        report = _Report(console, log_file, has_lines=eta)
+        stack.callback(report.close)
         return _Pool(source, PriorityQueue(store, other), command, settings, report).run()
 
 
@@ -203,7 +204,7 @@ class _Pool:
                     self._relay.terminate()
                     kill_at = system.time.monotonic() + self._command.grace
                 elif kill_at is not None and system.time.monotonic() >= kill_at:
-                    self._relay.kill()
+                    self._relay.is_killing = True
                     kill_at = math.inf
                 if self._relay.interruption:
                     self._is_over = True
@@ -318,19 +319,14 @@ class _Pool:
         words = self._command.words if self._settings.by_stdin else _filled(self._command, item.data)
         with ExitStack() as stack:
             sent = item.data if self._settings.by_stdin else b""
-            streams = [stack.enter_context(system.unnamed_file(data)) for data in (sent, b"", b"")]
+            files = [stack.enter_context(system.unnamed_file(data)) for data in (sent, b"", b"")]
+            given, out, err = files
             begin, start = system.time.time(), system.time.monotonic()
-            ending = run_apart(
-                words,
-                own,
-                item.check,
-                self._relay,
-                grace=self._command.grace,
-                leaves_rest=self._command.leaves_rest,
-                streams=streams,
-            )
+            leaves_rest = self._command.leaves_rest
+            with HeldCommand(words, own, leaves_rest, None, given, out, err, self._relay) as held:
+                ending = held.follow(item.check, self._command.grace, 0.0)
             seconds = system.time.monotonic() - start
-            self._report.add(_Run(number, begin, seconds, len(sent), streams[1], streams[2], ending.status, words))
+            self._report.add(_Run(number, begin, seconds, len(sent), out, err, ending.status, words))
         return ending
 
     def _count(self, ending: Ending, *, is_final: bool) -> None:
@@ -396,10 +392,8 @@ class _Report:
         self._most = 0
         self._bar: Bar | None = None
 
-    def __enter__(self) -> _Report:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Erase the bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -454,14 +448,12 @@ def _make_bar() -> Bar:
     return bar
 
 
-@contextmanager
-def _opened(joblog: str | None) -> Iterator[int | None]:
-    """Open the log to append to it, write the headings into a new log, and close it at the end of the ``with``."""
+def _opened(joblog: str | None, stack: ExitStack) -> int | None:
+    """Open the log, with its headings if it is new. `stack` closes it."""
     if joblog is None:
-        yield None
-        return
+        return None
     flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_APPEND | system.O_CLOEXEC
-    with system.os.fdopen(system.os.open(joblog, flags, 0o666), "wb") as file:
-        if not system.os.fstat(file.fileno()).st_size:
-            system.os.write(file.fileno(), "\t".join(JOBLOG).encode() + b"\n")
-        yield file.fileno()
+    file = stack.enter_context(system.os.fdopen(system.os.open(joblog, flags, 0o666), "wb"))
+    if not system.os.fstat(file.fileno()).st_size:
+        system.os.write(file.fileno(), "\t".join(JOBLOG).encode() + b"\n")
+    return file.fileno()

@@ -70,19 +70,17 @@ def barrier(
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
     """Execute `fscoord.get_all`."""
-    steps = _get_all(store, rank, prefix, world_size, timeout)
-    return steps if tracing.recorder is None else _traced("get_all", store, prefix, rank, world_size, steps)
+    call = _attempt(store, prefix, rank, world_size, timeout)
+    return _recorded(_span("get_all", store, call), _collect(store, call, call.prefix, "get_all"))
 
 
 def synchronize(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> WaitSteps[list[bytes]]:
     """Execute `fscoord.synchronize`."""
-    if tracing.recorder is None:
-        return _synchronize(store, data, rank, world_size, key_prefix, timeout, None)
-    facts = ("world_size", world_size, "operation", "synchronize")
-    span = begin_span("exchange", store, key_bytes(key_prefix), rank, *facts)
-    return tracing.record_steps(span, _synchronize(store, data, rank, world_size, key_prefix, timeout, span))
+    call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
+    span = _span("synchronize", store, call)
+    return _recorded(span, _synchronize(store, call, content, span))
 
 
 def broadcast(
@@ -96,21 +94,27 @@ def broadcast(
     source: int = 0,
 ) -> WaitSteps[bytes]:
     """Execute `fscoord.broadcast`."""
-    steps = _broadcast(store, data, rank, world_size, key, timeout, source)
-    return steps if tracing.recorder is None else _traced("broadcast", store, key, rank, world_size, steps)
+    call = _attempt(store, key, rank, world_size, timeout)
+    source, _ = check_rank(source, call.world_size)
+    return _recorded(_span("broadcast", store, call), _broadcast(store, call, data, source))
 
 
 def gather(
     store: Store, data: Value, rank: int, world_size: int, key: Key, timeout: Timeout | None = None, *, target: int = 0
 ) -> WaitSteps[list[bytes] | None]:
     """Execute `fscoord.gather`."""
-    steps = _gather(store, data, rank, world_size, key, timeout, target)
-    return steps if tracing.recorder is None else _traced("gather", store, key, rank, world_size, steps)
+    call, content = _attempt(store, key, rank, world_size, timeout), value_bytes(data)
+    target, _ = check_rank(target, call.world_size)
+    return _recorded(_span("gather", store, call), _gather(store, call, content, target))
 
 
-def _traced(operation: str, store: Store, prefix: Key, rank: int, world_size: int, steps: WaitSteps[T]) -> WaitSteps[T]:
-    span = begin_span("exchange", store, key_bytes(prefix), rank, "world_size", world_size, "operation", operation)
-    return tracing.record_steps(span, steps)
+def _span(operation: str, store: Store, call: Attempt) -> tracing.Span | None:
+    facts = ("world_size", call.world_size, "operation", operation)
+    return begin_span("exchange", store, call.prefix, call.rank, *facts)
+
+
+def _recorded(span: tracing.Span | None, steps: WaitSteps[T]) -> WaitSteps[T]:
+    return steps if span is None else tracing.record_steps(span, steps)
 
 
 class _RankNeededError(ValueError, AssertionError):
@@ -124,23 +128,9 @@ def check_needs_rank(rank: int | None, rank_tracing_decoder: Decoder | None, *, 
         raise _RankNeededError(f"{name} needs rank: without ranks it is unknown which ranks have arrived")
 
 
-def _get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
-    call = _attempt(store, prefix, rank, world_size, timeout)
-    return (yield from _collect(store, call, call.prefix, "get_all"))
-
-
-def _synchronize(
-    store: Store,
-    data: Value,
-    rank: int,
-    world_size: int,
-    key_prefix: Key,
-    timeout: Timeout | None,
-    span: tracing.Span | None,
-) -> WaitSteps[list[bytes]]:
-    call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
+def _synchronize(store: Store, call: Attempt, content: bytes, span: tracing.Span | None) -> WaitSteps[list[bytes]]:
     prefix = call.data_prefix()
-    own = prefix + b"%d" % rank
+    own = prefix + b"%d" % call.rank
     Arrivals(store, prefix + b"/finished", call).refuse_if_finished(own)
     if not _give(store, own, content) and span is not None:
         span += ("repeated", 1)
@@ -148,15 +138,11 @@ def _synchronize(
     return (yield from _collect(store, call, prefix, "synchronize"))
 
 
-def _broadcast(
-    store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
-) -> WaitSteps[bytes]:
-    call = _attempt(store, key_prefix, rank, world_size, timeout)
-    source, world_size = check_rank(source, world_size)
+def _broadcast(store: Store, call: Attempt, data: Value | None, source: int) -> WaitSteps[bytes]:
     key = call.prefix + b"/broadcast"
-    if rank == source:
+    if call.rank == source:
         if data is None:
-            raise TypeError(f"rank {rank} is the source, so its data must be str or bytes-like, not None")
+            raise TypeError(f"rank {source} is the source, so its data must be str or bytes-like, not None")
         content = value_bytes(data)
         _give(store, key, content)
         return content
@@ -167,17 +153,13 @@ def _broadcast(
     return store.get(key)
 
 
-def _gather(
-    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
-) -> WaitSteps[list[bytes] | None]:
-    call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
-    target, world_size = check_rank(target, world_size)
+def _gather(store: Store, call: Attempt, content: bytes, target: int) -> WaitSteps[list[bytes] | None]:
     prefix = call.data_prefix()
     end = prefix + b"/gathered"
     if store.check([end]):
         raise call.used_before(store)
-    _give(store, prefix + b"%d" % rank, content)
-    if rank != target:
+    _give(store, prefix + b"%d" % call.rank, content)
+    if call.rank != target:
         return None
     values = yield from _read_all(store, call, prefix, "gather")
     store.set(end, b"1")

@@ -20,6 +20,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from fscoord._log.files import safe_files
@@ -175,7 +176,7 @@ class Agent:
         system.close_quietly(new_file(source, self.mode))
         for number in range(count):
             path = self.path(f"{stem}.{number}")
-            try:
+            with suppress(FileExistsError):
                 if how == "link":
                     system.os.link(source, path)
                 elif how == "mkdir":
@@ -183,8 +184,6 @@ class Agent:
                 else:
                     system.close_quietly(new_file(path, self.mode))
                 won.append(number)
-            except FileExistsError:
-                pass
             tried = number + 1
             if system.time.monotonic() > deadline:
                 break

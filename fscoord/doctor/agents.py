@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from fscoord._runtime import system
@@ -107,10 +108,8 @@ class LocalAgent(AgentProtocol):
         if process is None:
             return
         process.kill()
-        try:
+        with suppress(subprocess.TimeoutExpired):  # the process is blocked in the kernel; it ends when its call returns
             process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            pass  # the process is blocked in the kernel; it ends when its call returns
         _close(process)
         self._process = None  # last, so that a further call can kill the process if this call is interrupted
 
@@ -152,12 +151,10 @@ class LocalAgent(AgentProtocol):
         self._number += 1
         self._act = act
         question = json.dumps({"n": self._number, "act": act, "with": arguments}).encode("ascii") + b"\n"
-        try:
+        with suppress(BrokenPipeError):  # the agent has ended: `finish` raises `LostError`
             assert self._process is not None
             assert self._process.stdin is not None
             self._process.stdin.write(question)  # an agent that still performs the previous operation reads it later
-        except BrokenPipeError:  # the agent has ended: `finish` raises `LostError`
-            pass
 
     def _line(self) -> bytes:
         if self._process is None or self._process.stdout is None or self._process.stderr is None:
@@ -214,7 +211,5 @@ class MailboxAgent(LocalAgent):
 def _close(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            try:
+            with suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass

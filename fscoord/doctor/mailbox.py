@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from fscoord._log.files import safe_files
@@ -101,11 +102,9 @@ class Mailbox:
                     self._make_shared(group)
                 self._open(group)
                 self.publish(f"here.{self.name}", facts)
-                try:
+                with suppress(FileExistsError):
                     system.os.mkdir(self._path("chair"), 0o700)
                     self.is_coordinator = True
-                except FileExistsError:
-                    pass
                 return self.is_coordinator
             except OSError as error:
                 if error.errno not in GONE:  # gone: the coordinator of another examination has just removed it
@@ -118,10 +117,8 @@ class Mailbox:
         )
 
     def _make(self) -> None:
-        try:
+        with suppress(FileExistsError):
             system.os.mkdir(self.directory, 0o700)
-        except FileExistsError:
-            pass
 
     def _make_shared(self, group: int) -> None:
         """Create a mailbox whose files belong to `group` (the setgid bit).
@@ -134,10 +131,8 @@ class Mailbox:
                 system.os.fchown(fd, -1, group)
             system.os.fchmod(fd, system.stat.S_ISGID | 0o770)
 
-        try:
+        with suppress(FileExistsError):
             system.close_quietly(system.make_directory(self.directory, 0o700, permit))
-        except FileExistsError:
-            pass
 
     def _open(self, group: int | None) -> None:
         """Open the mailbox directory, and check its type, group and permissions. `_remove` uses the same descriptor."""
@@ -253,15 +248,11 @@ class Mailbox:
             return
         for leaf in (f"here.{self.name}", f".touch.{self.name}"):
             safe_files.unlink_quietly(self._path(leaf))
-        try:
+        with suppress(OSError):  # the mailbox is gone, or the disk is full
             self.publish(f"left.{self.name}", None)
-        except OSError:  # the mailbox is gone, or the disk is full
-            pass
-        try:
+        with suppress(OSError):
             if not {name.partition(".")[0] for name in system.os.listdir(self.directory)} - {"left"}:
                 _remove(self.directory, self._fd)  # there is no coordinator, and no other instance
-        except OSError:
-            pass
 
     def _path(self, name: str) -> str:
         return system.os.path.join(self.directory, name)

@@ -10,7 +10,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from fscoord._log.files import safe_files
@@ -206,9 +206,7 @@ class ProbeFile:
     def close(self) -> None:
         """Close every descriptor, which releases the kernel's locks."""
         for lock in self._locks.values():
-            try:
+            with suppress(OSError):  # closing the descriptor unlocks it as well
                 lock.unlock()
-            except OSError:  # closing the descriptor unlocks it as well
-                pass
             lock.close()
         system.close_quietly(self.writer, self.reader, self._direct)

@@ -8,6 +8,7 @@ other. The last probes test a store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -114,10 +115,8 @@ def _failed(pair: Pair, name: str, kind: str, error: FailedError) -> Check:
 
 def _start_anew(pair: Pair) -> None:
     for agent in pair:
-        try:
+        with suppress(LostError, StuckError):
             agent.kill()
-        except (LostError, StuckError):
-            pass
 
 
 RELEASE_S: Final = 5.0

@@ -102,21 +102,21 @@ def run_held(
         FscoordError: the command could not be started, or its warden was killed.
         LimitExceededError: the command wrote more than `output_max` bytes, and was killed with its descendants.
     """
-    with _HeldCommand(command, environment, _mode(leaves_rest), output_max, stdin) as held:
+    with HeldCommand(command, environment, leaves_rest, output_max, stdin) as held:
         return held.follow(check, grace, patience or 0.0)
 
 
 class SignalRelay:
-    """Passes signals on to the commands of all threads that call `run_apart` with this object.
+    """Passes signals on to the commands of all threads whose `HeldCommand` has this object.
 
     A signal that ends a program also reaches the commands that begin later. The methods must not be called by a signal
     handler, because they acquire a lock.
     """
 
     def __init__(self) -> None:
-        self.is_killing = False
+        self.is_killing = False  # whether all commands and their descendants are to be killed
         self._lock = system.mutex()
-        self._commands: list[_HeldCommand] = []
+        self._commands: list[HeldCommand] = []
         self._sent: list[int] = []
 
     def send(self, number: int) -> None:
@@ -134,70 +134,41 @@ class SignalRelay:
         """Send SIGTERM to the commands and their descendants."""
         self.send(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Kill all commands and their descendants."""
-        self.is_killing = True
-
     @property
     def interruption(self) -> int:
         """The number of the first HUP, INT or TERM that `send` has sent; 0 if it has sent none of these signals."""
         return next(iter(self._sent), 0)
 
-    def _add(self, command: _HeldCommand) -> None:
+    def _add(self, command: HeldCommand) -> None:
         with self._lock:
             self._commands.append(command)
             for number in self._sent:
                 command.pass_to_all(number)
 
-    def _remove(self, command: _HeldCommand) -> None:
+    def _remove(self, command: HeldCommand) -> None:
         with self._lock:
             if command in self._commands:
                 self._commands.remove(command)
 
 
-def run_apart(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    check: Callable[[], object],
-    relay: SignalRelay,
-    *,
-    grace: float,
-    leaves_rest: bool,
-    streams: Sequence[IO[bytes]],
-) -> Ending:
-    """Run `command` as `run_held` does, but in a session of its own. Several threads may call this function at once.
-
-    A Ctrl-C on the terminal reaches only this process. `Ending.passed` has the signals that came from `relay`, so the
-    caller can distinguish a command that failed from a command that was interrupted.
-
-    Args:
-        command: the program and its arguments.
-        environment: the command's environment.
-        check: see `run_held`.
-        relay: passes signals on to the command.
-        grace: see `run_held`.
-        leaves_rest: see `run_held`.
-        streams: open files with descriptors: the standard input, standard output and standard error of the command.
-    """
-    mode = _mode(leaves_rest)
-    with _HeldCommand(command, environment, mode, None, streams[0], streams[1], streams[2], relay) as held:
-        return held.follow(check, grace, 0.0)
-
-
-def _mode(leaves_rest: bool) -> str:
-    return warden.ALONE if leaves_rest else warden.HELD
-
-
 @dataclass(eq=False)
-class _HeldCommand:
+class HeldCommand:
     """Runs one command by a warden, a process that kills the command if this process dies.
 
-    One pipe leads to the warden, and one pipe leads from the warden to this process.
+    One pipe leads to the warden, and one pipe leads from the warden to this process. With a `relay`, the command runs
+    in a session of its own, and several threads may run commands at once. A Ctrl-C on the terminal then reaches only
+    this process. `Ending.passed` has the signals that came from the relay, so the caller can distinguish a command that
+    failed from a command that was interrupted.
+
+    Attributes:
+        command, environment, leaves_rest, output_max, stdin: see `run_held`.
+        stdout, stderr: open files with descriptors for the command's output; None is that of this process.
+        relay: passes signals on to the command.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    mode: str
+    leaves_rest: bool
     output_max: int | None
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None = None
@@ -208,7 +179,7 @@ class _HeldCommand:
     _process: subprocess.Popen[bytes] | None = None
     _passed: set[int] = field(default_factory=set)
 
-    def __enter__(self) -> _HeldCommand:
+    def __enter__(self) -> HeldCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -227,12 +198,13 @@ class _HeldCommand:
         system.os.set_blocking(self._orders, False)  # a warden that was stopped does not read its orders
         reader, report = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
+        mode = warden.ALONE if self.leaves_rest else warden.HELD
         if self.relay is not None:
             self.relay._add(self)
         with forward_signals(self._pass_on, warden.PASSED):
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
-                    [*warden.program(self.mode, theirs, report, patience), *self.command],
+                    [*warden.program(mode, theirs, report, patience), *self.command],
                     env=dict(self.environment),
                     pass_fds=[theirs, report, *_inherited()],
                     stdin=self.stdin,

@@ -21,9 +21,6 @@ from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy, callers, one
 from fscoord.store import Store, begin_span, needed_store, shown
 
-HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
-"""One hold: the `system.process_epoch` at its acquisition, its entry in line, and the renewer of its lease or None."""
-_POP: Final = list[HeldEntry].pop
 LABEL_MAX: Final = 100
 """The greatest length of a label, in characters."""
 
@@ -53,6 +50,28 @@ class Contender(NamedTuple):
     session: int
     token: int
     label: str = ""
+
+
+class HeldEntry:
+    """One hold.
+
+    Attributes:
+        entry: the entry in line.
+        renewal: the renewer of the entry's lease, or None.
+        here: identifies the thread or task.
+        epoch: the `system.process_epoch` at the acquisition.
+        levels: an id for each acquisition that was not released yet, and the mode of the object that acquired. Only a
+            `Reentrant` has more than one.
+    """
+
+    __slots__ = ("entry", "epoch", "here", "levels", "renewal")
+
+    def __init__(self, entry: Entry, renewal: LeaseRenewer | None, here: object) -> None:
+        self.entry, self.renewal, self.here, self.epoch = entry, renewal, here, system.process_epoch()
+        self.levels: list[tuple[str, str]] = [(entry.id, entry.mode)]
+
+
+_POP: Final = list[HeldEntry].pop
 
 
 class Exclusive(Undoable, ContextDecorator):
@@ -112,7 +131,7 @@ class Exclusive(Undoable, ContextDecorator):
 
     def _entries(self) -> list[Entry]:
         """Return the entries of this object's holds in this process. `_current` returns the last one."""
-        return [entry for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
+        return [held.entry for held in list(self._held) if held.epoch == system.process_epoch()]
 
     @property
     def name(self) -> str:
@@ -177,20 +196,14 @@ class Exclusive(Undoable, ContextDecorator):
             return False
         is_renewed = self._ttl and self._auto_renew
         renewal = LeaseRenewer(self.name, self._line.renew, served, self._lost) if is_renewed else None
-        self._held.append((system.process_epoch(), served, renewal))
+        self._held.append(HeldEntry(served, renewal, here))
         if renewal is not None:
             renewal.start()
-        self._begin(served, here)
+        self._begin(served)
         return True
 
-    def _begin(self, served: Entry, here: object) -> None:
+    def _begin(self, served: Entry) -> None:
         """Do the subclass's part of an acquisition. If this method raises, the acquisition is undone."""
-
-    def _end(self, served: Entry) -> None:
-        """Do the subclass's part of a release, before the entry leaves the line.
-
-        This method may be called twice per release.
-        """
 
     def _undo(self, got: list[str]) -> None:
         """Undo an acquisition that raised an error at an unknown point. `got` has the ids of the acquisition's entries.
@@ -198,7 +211,7 @@ class Exclusive(Undoable, ContextDecorator):
         This method may be called twice, and the first call may be interrupted.
         """
         for name in got:
-            for held in [held for held in list(self._held) if held[1].id == name]:
+            for held in [held for held in list(self._held) if held.entry.id == name]:
                 self._forget(held)
             callers.pop(name, None)
             self._line.leave_quietly(name)
@@ -224,13 +237,12 @@ class Exclusive(Undoable, ContextDecorator):
         return self._line.lost(entry)
 
     def _stop(self, held: HeldEntry) -> None:
-        callers.pop(held[1].id, None)
-        if held[2] is not None:
-            held[2].end()
+        callers.pop(held.entry.id, None)
+        if held.renewal is not None:
+            held.renewal.end()
 
     def _forget(self, held: HeldEntry) -> None:
         """Do all of a release but the change of the line. This method may be called twice."""
-        self._end(held[1])
         self._stop(held)
         try:
             self._held.remove(held)
@@ -274,12 +286,11 @@ class Exclusive(Undoable, ContextDecorator):
             return False
         held = gone[-1]
         assert not isinstance(held, str)
-        self._end(held[1])
         self._stop(held)
-        if not self._line.leave(held[1].id):
-            raise self._lost(held[1])
+        if not self._line.leave(held.entry.id):
+            raise self._lost(held.entry)
         if self._spans:
-            self._end_span(held[1].id, "released")
+            self._end_span(held.entry.id, "released")
         return True
 
     def _take(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `Reentrant`
@@ -307,18 +318,18 @@ class Exclusive(Undoable, ContextDecorator):
         for held in gone:
             if not isinstance(held, str):
                 self._forget(held)
-                self._line.leave_quietly(held[1].id)
+                self._line.leave_quietly(held.entry.id)
                 if self._spans:
-                    self._end_span(held[1].id, "released")
+                    self._end_span(held.entry.id, "released")
 
     def _not_held(self) -> Exception:
         return RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this {self._whose}")
 
     def _current(self) -> Entry | None:
         """Return the entry of this process's latest hold, or None."""
-        if self._held and self._held[-1][0] != system.process_epoch():
+        if self._held and self._held[-1].epoch != system.process_epoch():
             self._held.clear()  # this is a forked child, and its parent has the holds
-        return self._held[-1][1] if self._held else None
+        return self._held[-1].entry if self._held else None
 
     @acquiring
     def acquire(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from fscoord._arguments import (
     CounterRangeError,
     MalformedText,
     NotACounterError,
-    key_bytes,
     key_text,
     parse_uint63,
     to_seconds,
@@ -55,6 +55,26 @@ class Refusals:
             )
 
 
+def change(store: Store, key: bytes, step: Callable[[bytes], bytes | None]) -> bool:
+    """Replace the value of `key` by the result of `step`, by compare-and-set. Repeat if another process was faster.
+
+    `step` gets the value, or ``b""`` if there is none. If `step` returns None, write nothing and return False.
+
+    Raises:
+        RefusedError: no try has succeeded within the store's timeout.
+    """
+    text, refusals = store.get(key, default=b""), Refusals(store, key)
+    while True:
+        new = step(text)
+        if new is None:
+            return False
+        found = store.compare_set(key, text, new)
+        if found == new:
+            return True
+        refusals.add()
+        text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
+
+
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
     """Return the error that says that `text`, the value of `key`, is not a valid `what`. Example of `what`: "count"."""
     return FscoordError(
@@ -90,14 +110,3 @@ def add_checked(store: Store, key: bytes, amount: int = 1) -> int:
 def counter_error(error: NotACounterError | CounterRangeError) -> FscoordError:
     """Return the error of a recipe that can't add to one of its counters because of `error`."""
     return FscoordError(f"{error}; delete the key, or use another name")
-
-
-def announce(store: Store, prefix: bytes, count: int, kept: int) -> None:
-    """Set the change key `count` below `prefix`, for which observers wait, and delete all but the last `kept` keys."""
-    store.set(prefix + b"%d" % count, b"1")
-    if count > kept:
-        store.delete_key(prefix + b"%d" % (count - kept))
-    if count % kept == 0:  # also delete keys of processes that died before they deleted them
-        for key in map(key_bytes, store.list_keys(prefix)):
-            if parse_count(key, key[len(prefix) :]) <= count - kept:
-                store.delete_key(key)

@@ -208,16 +208,7 @@ class Line:
                 self._text = new
                 return True
             self._text = found if found != text else None
-        was_there = False
-
-        def without(entries: list[Entry]) -> list[Entry]:
-            nonlocal was_there
-            rest = [other for other in entries if other.id != name]
-            was_there = len(rest) < len(entries)
-            return rest
-
-        self._change(without)
-        return was_there
+        return self._remove(name)
 
     def leave_quietly(self, name: str) -> None:
         """Call `leave` and suppress its errors, because another error is propagating."""
@@ -278,22 +269,26 @@ class Line:
 
     def cancel(self, name: str) -> None:
         """End the wait of the entry `name` of this object in another thread, unless the entry acquires first."""
-        was_waiting = False
-
-        def without(entries: list[Entry]) -> list[Entry]:
-            nonlocal was_waiting
-            rest = [other for other in entries if other.token or other.id != name]
-            was_waiting = len(rest) < len(entries)
-            return rest
-
         _cancelled.add(name)  # before the change: the waiter may read the line at any time
         _waking.add(name)
         try:
-            self._change(without, called=name)
-            if was_waiting:
+            if self._remove(name, cancels=True):
                 self._store.set(self._wake_key(name), b"1")
         finally:
             _waking.discard(name)
+
+    def _remove(self, name: str, *, cancels: bool = False) -> bool:
+        """Remove the entry `name`, or with `cancels` only if it waits. Return whether the entry was removed."""
+        was_removed = False
+
+        def without(entries: list[Entry]) -> list[Entry]:
+            nonlocal was_removed
+            rest = [other for other in entries if other.id != name or (cancels and other.token)]
+            was_removed = len(rest) < len(entries)
+            return rest
+
+        self._change(without, called=name if cancels else "")
+        return was_removed
 
     def _cancel_error(self) -> AcquireCancelledError:
         return AcquireCancelledError(

@@ -3,55 +3,31 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from fscoord._arguments import Timeout
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, HeldEntry
 
 
-class Owned:
-    """The hold of one thread or task.
-
-    Attributes:
-        id: the id of the hold's entry in line.
-        mode: the mode of this entry.
-        here: identifies the thread or task.
-        epoch: the `system.process_epoch` at the acquisition.
-        levels: an id for each acquisition that was not released yet, and the mode of the object that acquired.
-    """
-
-    __slots__ = ("epoch", "here", "id", "levels", "mode")
-
-    def __init__(self, name: str, mode: str, here: object) -> None:
-        self.id, self.mode, self.here, self.epoch = name, mode, here, system.process_epoch()
-        self.levels: list[tuple[str, str]] = [(name, mode)]
-
-
 class Reentrant(Exclusive):
     """A resource that the thread or task that holds it may acquire again.
 
     Each thread or task has at most one hold, and an id for each further acquisition. Objects that acquire the same
-    resource in different modes may share `_owned` and `_held`.
+    resource in different modes may share `_held`.
     """
 
     _whose = "thread or task"
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._owned: list[Owned] = []
-
-    def _owned_by(self, here: object) -> Owned | None:
+    def _owned_by(self, here: object) -> HeldEntry | None:
         """Return the hold of the thread or task `here`.
 
         `here` is None if the release was interrupted before its task was known. Then the only hold is returned.
         """
         epoch = system.process_epoch()
-        found = [each for each in list(self._owned) if each.epoch == epoch and (here is None or each.here is here)]
+        found = [each for each in list(self._held) if each.epoch == epoch and (here is None or each.here is here)]
         return found[0] if len(found) == 1 else None
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
@@ -63,19 +39,9 @@ class Reentrant(Exclusive):
         owned.levels.append((name, self._mode))
         return True
 
-    def _begin(self, served: Entry, here: object) -> None:
-        self._owned.append(Owned(served.id, self._mode, here))
-
-    def _end(self, served: Entry) -> None:
-        for owned in [each for each in list(self._owned) if each.id == served.id]:
-            try:
-                self._owned.remove(owned)
-            except ValueError as error:
-                raise_unless_absent(error)
-
     def _undo(self, got: list[str]) -> None:
-        for owned in list(self._owned):
-            if got and got[0] != owned.id and got[0] in dict(owned.levels):
+        for owned in list(self._held):
+            if got and got[0] != owned.entry.id and got[0] in dict(owned.levels):
                 self._pop_level(owned, got[0])
                 return
         super()._undo(got)
@@ -93,20 +59,20 @@ class Reentrant(Exclusive):
 
     def _take(self, gone: list[HeldEntry | str], here: object) -> bool:
         owned = self._owned_by(here)
-        held = [each for each in list(self._held) if owned is not None and each[1].id == owned.id]
-        gone.extend(held)  # before the removal: after an interruption `_finish` removes it
-        for each in held:
-            self._forget(each)
-        return bool(held)
+        if owned is None:
+            return False
+        gone.append(owned)  # before the removal: after an interruption `_finish` removes it
+        self._forget(owned)
+        return True
 
     def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
-        for owned in list(self._owned):
+        for owned in list(self._held):
             for name in [each for each in gone if isinstance(each, str) and each in dict(owned.levels)]:
                 with suppress(FscoordError):
                     self._pop_level(owned, name)
         super()._finish(gone, here)
 
-    def _pop_level(self, owned: Owned, name: str) -> None:
+    def _pop_level(self, owned: HeldEntry, name: str) -> None:
         """Forget the acquisition `name`, which was not the only one of `owned`. This method may be called twice."""
         owned.levels = [level for level in owned.levels if level[0] != name]
 
@@ -116,8 +82,6 @@ class Reentrant(Exclusive):
         return entries[-1] if entries else None
 
     def _entries(self) -> list[Entry]:
-        here = self._here.__dict__
-        levels = [each for each in list(self._owned) if self._mode in dict(each.levels).values()]
-        ids = [each.id for each in sorted(levels, key=lambda each: each.here is here)]  # this thread's own is the last
-        entries = {entry.id: entry for entry in super()._entries()}
-        return [entries[name] for name in ids if name in entries]
+        here, epoch = self._here.__dict__, system.process_epoch()
+        own = [each for each in list(self._held) if each.epoch == epoch and self._mode in dict(each.levels).values()]
+        return [each.entry for each in sorted(own, key=lambda each: each.here is here)]  # this thread's own is the last

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import suppress
-from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
-from fscoord._runtime import system, tracing
+from fscoord._runtime import tracing
 from fscoord._waiting.awaited import ELECTION, LEADER, Awaited
-from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
-from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import as_one_wait, in_steps
+from fscoord._waiting.wait import WaitSteps
+from fscoord.errors import FscoordError
+from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
+from fscoord.recipes._look import Unchanged, look_again
 from fscoord.store import Store, begin_span
-
-LOOK_S: Final = 1.0
-"""An observer reads the store again after this many seconds: a leader may have died before it published its term."""
 
 
 class Leader(NamedTuple):
@@ -123,10 +119,22 @@ class Election(Exclusive):
         Raises:
             StoreTimeoutError: no candidate led in a later term within the timeout.
         """
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
+
+        def look() -> Leader | Unchanged:
+            # `coming` is the term that is published next: the present leader's term if its key does not exist yet,
+            # else the next term. It is determined before the leader is read, so no publication is missed.
+            last = self._line.last_token()
+            coming = last if last > after and not self._store.check([self._term_key(last)]) else last + 1
+            found = self.leader()
+            if found and found.term > after:
+                return found
+            term = f" in a later term than {after}" if after else ""
+            waited = f", and none was elected within {limit:g} s" if limit else ""
+            return Unchanged([self._term_key(coming)], f"{self.name!r} has no leader{term}{waited}")
+
         words = f"a leader of {self.name!r} in a later term than {after}"
-        steps = as_one_wait(Awaited(LEADER, self.name), lambda: words, partial(self._await_leader, after, timeout))
-        if tracing.recorder is None:
-            return steps
+        steps = look_again(self._store, Awaited(LEADER, self.name), words, limit, look)
         span = begin_span("observe", self._store, key_bytes(self.name), None, "after", after)
         return tracing.record_steps(span, steps, lambda leader: ("token", leader.term, "by", leader.owner))
 
@@ -146,30 +154,7 @@ class Election(Exclusive):
             term = leader.term
             yield leader
 
-    def _await_leader(self, after: int, timeout: Timeout | None, slow_logger: SlowWaitLogger) -> WaitSteps[Leader]:
-        limit = to_seconds(self._store.timeout if timeout is None else timeout)
-        start = system.time.monotonic()
-        while True:
-            # `coming` is the term that is published next: the present leader's term if its key does not exist yet,
-            # else the next term. It is determined before the leader is read, so no publication is missed.
-            last = self._line.last_token()
-            coming = last if last > after and not self._store.check([self._term_key(last)]) else last + 1
-            found = self.leader()
-            if found and found.term > after:
-                return found
-            left = limit - (system.time.monotonic() - start)
-            if left <= 0:
-                term = f" in a later term than {after}" if after else ""
-                waited = f", and none was elected within {limit:g} s" if limit else ""
-                raise StoreTimeoutError(
-                    f"{self.name!r} has no leader{term}{waited}" + self._store._closer_look(),
-                    keys=[self.name],
-                    waited=limit,
-                )
-            with suppress(StoreTimeoutError):
-                yield WaitRequest(KEYS, [self._term_key(coming)], min(LOOK_S, left), slow_logger=slow_logger)
-
-    def _begin(self, served: Entry, here: object) -> None:  # noqa: ARG002 - see `RLock`
+    def _begin(self, served: Entry) -> None:
         own = self._term_key(served.token)
         self._store.set(own, self._data)
         # Delete the keys of all earlier terms: an earlier leader may have died before it deleted older keys.
@@ -182,9 +167,9 @@ class Election(Exclusive):
             raise self._line.lost(served)
 
     def _undo(self, got: list[str]) -> None:
-        for held in [held for held in list(self._held) if held[1].id in got]:
+        for held in [held for held in list(self._held) if held.entry.id in got]:
             with suppress(FscoordError):
-                self._store.delete_key(self._term_key(held[1].token))
+                self._store.delete_key(self._term_key(held.entry.token))
         super()._undo(got)
 
     def _term_key(self, term: int) -> bytes:

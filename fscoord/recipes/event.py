@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from functools import partial
-from typing import Final
 
 from fscoord._arguments import Key, Timeout, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
@@ -14,11 +13,9 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
-from fscoord.recipes._keys import Refusals, parse_count
+from fscoord.recipes._keys import change, parse_count
+from fscoord.recipes._look import LOOK_S
 from fscoord.store import Store, needed_store, shown
-
-LOOK_S: Final = 1.0
-"""A waiter reads the event again after this many seconds: a process may have died before it woke the waiters."""
 
 
 class Event:
@@ -92,15 +89,17 @@ class Event:
 
     def _change(self, parity: int) -> int:
         """Raise the count until it is odd (`parity` 1) or even (0), and return the count."""
-        refusals = Refusals(self._store, self._count)
-        while True:
-            text = self._store.get(self._count, default=b"")
+        count = 0
+
+        def changed(text: bytes) -> bytes | None:
+            nonlocal count
             count = parse_count(self._count, text or b"0")
             if count % 2 == parity:
-                return count
+                return None
             if not parity:
                 self._store.delete_key(self._wake_key(count + 2))
-            new = b"%d" % (count + 1)
-            if self._store.compare_set(self._count, text, new) == new:
-                return count + 1
-            refusals.add()
+            count += 1
+            return b"%d" % count
+
+        change(self._store, self._count, changed)
+        return count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system, tracing
@@ -15,12 +15,10 @@ from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._keys import add_checked, parse_count
+from fscoord.recipes._look import LOOK_S
 from fscoord.store import Store, begin_span, needed_store, shown
 
 D = TypeVar("D", bound="DoubleBarrier")
-
-LOOK_S: Final = 1.0
-"""A waiter reads the count again after this many seconds: a process may have died before it set the key ``open``."""
 
 
 class Latch:

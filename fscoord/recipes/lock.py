@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from fscoord._arguments import (
     Key,
@@ -27,9 +28,9 @@ from fscoord.errors import FscoordError, LockLostError, StaleTokenError
 from fscoord.recipes._cleanup import Undoable, in_steps, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry, releasing
-from fscoord.recipes._keys import Refusals, foreign_value_error
+from fscoord.recipes._keys import change, foreign_value_error
 from fscoord.recipes._line import caller_of, callers, readers_or_writer
-from fscoord.recipes._reentrant import Owned, Reentrant
+from fscoord.recipes._reentrant import Reentrant
 from fscoord.store import Store, needed_store, shown
 
 
@@ -81,18 +82,6 @@ class RLock(Reentrant, Lock):
 
     A `threading.Condition` may use the lock. ``notify`` of the condition wakes only threads of this process.
     """
-
-    def __init__(
-        self,
-        store: Store,
-        name: Key,
-        timeout: Timeout | None = None,
-        ttl: Timeout | None = None,
-        *,
-        label: str = "",
-        auto_renew: bool = True,
-    ) -> None:
-        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
 
     # `threading.Condition` calls these three methods. Without `_is_owned` it would take a failed ``acquire(False)`` for
     # ownership.
@@ -197,30 +186,19 @@ class PlainSide(Exclusive):
     """The reader side or the writer side of a `ReadWriteLock`. The methods are those of `fscoord.recipes.Lock`."""
 
     _policy = staticmethod(readers_or_writer)
+    _of_both_sides: list[list[HeldEntry]]  # the lists of holds; a reference to the other side would be a cycle
 
-    def __init__(
-        self,
-        store: Store,
-        name: Key,
-        timeout: Timeout | None,
-        ttl: Timeout | None,
-        mode: str,
-        what: str,
-        *,
-        label: str,
-        auto_renew: bool,
-    ) -> None:
+    def __init__(self, mode: str, what: str, *arguments: Any, **options: Any) -> None:
         self._mode = mode
         self._what = what
-        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
-        self._of_both_sides = [self._held]  # the lists of holds; a reference to the other side would be a cycle
+        super().__init__(*arguments, **options)
 
     def _check_wait(self, entry: Entry) -> None:
         # An entry waits for every holder before it. If this thread is one of the holders, it would wait for itself: a
         # reader that wants to write, or a reader behind a writer that waits for this thread. Holds of other objects do
         # not count, because other parts of the program may release them meanwhile.
         caller = callers[entry.id]()
-        held_here = {held.id for holds in self._of_both_sides for _, held, _ in list(holds)}
+        held_here = {held.entry.id for holds in self._of_both_sides for held in list(holds)}
         own = [each.mode for each in self._line.entries() if each.id in held_here and caller_of(each) is caller]
         if own:
             raise self._own_hold(own[0])
@@ -235,19 +213,19 @@ class PlainSide(Exclusive):
 
 
 class Side(Reentrant, PlainSide):
-    """A side of a `ReadWriteLock`. Both sides share `_owned` and `_held`, because a thread has one hold of the lock."""
+    """A side of a `ReadWriteLock`. Both sides share `_held`, because a thread has one hold of the lock."""
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
         owned = self._owned_by(here)
-        if owned is not None and (owned.mode, self._mode) == ("r", "w"):
+        if owned is not None and (owned.entry.mode, self._mode) == ("r", "w"):
             if blocking and self._limit(blocking, timeout) > 0:
                 raise self._own_hold("r")
             return False
         return super()._acquire(got, here, blocking, timeout)
 
-    def _pop_level(self, owned: Owned, name: str) -> None:
+    def _pop_level(self, owned: HeldEntry, name: str) -> None:
         """Forget the acquisition `name`. If it was the last one for writing, the hold goes on for reading."""
-        if owned.mode == "w" and all(mode == "r" for level, mode in owned.levels if level != name):
+        if owned.entry.mode == "w" and all(mode == "r" for level, mode in owned.levels if level != name):
             try:
                 self._read_on(owned)
             except LockLostError:
@@ -255,15 +233,15 @@ class Side(Reentrant, PlainSide):
                 raise
         super()._pop_level(owned, name)
 
-    def _read_on(self, owned: Owned) -> None:
+    def _read_on(self, owned: HeldEntry) -> None:
         """Change the hold from writing to reading in one write, so that no other writer comes between.
 
         Raises:
             LockLostError: the hold was lost.
         """
-        if not self._line.set_mode(owned.id, "r"):
-            raise self._lost(next(held for _, held, _ in list(self._held) if held.id == owned.id))
-        owned.mode = "r"
+        if not self._line.set_mode(owned.entry.id, "r"):
+            raise self._lost(owned.entry)
+        owned.entry = owned.entry._replace(mode="r")
 
 
 class PlainReadWriteLock:
@@ -285,12 +263,14 @@ class PlainReadWriteLock:
         label: str = "",
         auto_renew: bool = True,
     ) -> None:
-        reading, writing = ("r", "the lock for reading"), ("w", "the lock for writing")
-        self.reader: PlainSide = self._side(store, name, timeout, ttl, *reading, label=label, auto_renew=auto_renew)
-        self.writer: PlainSide = self._side(store, name, timeout, ttl, *writing, label=label, auto_renew=auto_renew)
-        self.reader._of_both_sides = self.writer._of_both_sides = (
-            self.reader._of_both_sides + self.writer._of_both_sides
-        )
+        options = {"timeout": timeout, "ttl": ttl, "label": label, "auto_renew": auto_renew}
+        self.reader: PlainSide = self._side("r", "the lock for reading", store, name, **options)
+        self.writer: PlainSide = self._side("w", "the lock for writing", store, name, **options)
+        self._share_holds()
+
+    def _share_holds(self) -> None:
+        """Give each side the lists of holds of both sides."""
+        self.reader._of_both_sides = self.writer._of_both_sides = [self.reader._held, self.writer._held]
 
     def __repr__(self) -> str:
         modes = self._modes()
@@ -345,23 +325,14 @@ class ReadWriteLock(PlainReadWriteLock, Undoable):
     reader: Side
     writer: Side
 
-    def __init__(
-        self,
-        store: Store,
-        name: Key,
-        timeout: Timeout | None = None,
-        ttl: Timeout | None = None,
-        *,
-        label: str = "",
-        auto_renew: bool = True,
-    ) -> None:
-        super().__init__(store, name, timeout, ttl, label=label, auto_renew=auto_renew)
+    def _share_holds(self) -> None:
         reader, writer = self.reader, self.writer
         self._store, self._here = reader._store, reader._here
-        writer._here, writer._owned, writer._held = reader._here, reader._owned, reader._held
+        writer._here, writer._held = reader._here, reader._held
+        super()._share_holds()
 
     def _modes(self) -> set[str]:
-        return {owned.mode for owned in list(self.reader._owned) if owned.epoch == system.process_epoch()}
+        return {held.entry.mode for held in list(self.reader._held) if held.epoch == system.process_epoch()}
 
     @undone_by(lambda *_: None)
     def own_side(self, _made: list[str], here: object) -> str | None:
@@ -370,7 +341,7 @@ class ReadWriteLock(PlainReadWriteLock, Undoable):
         The answer is from this process's memory. The method ``check`` of the side asks the store.
         """
         owned = self.reader._owned_by(here)
-        return None if owned is None else "reader" if owned.mode == "r" else "writer"
+        return None if owned is None else "reader" if owned.entry.mode == "r" else "writer"
 
     @undone_by(lambda lock, _, here: lock._finish(here), FscoordError)
     def downgrade(self, _made: list[str], here: object) -> None:
@@ -385,7 +356,7 @@ class ReadWriteLock(PlainReadWriteLock, Undoable):
             LockLostError: the hold was lost before.
         """
         owned = self.reader._owned_by(here)
-        levels = [] if owned is None or owned.mode == "r" else [mode for _, mode in owned.levels if mode == "w"]
+        levels = [] if owned is None or owned.entry.mode == "r" else [mode for _, mode in owned.levels if mode == "w"]
         if len(levels) != 1:
             state = "holds it more than once: release it to one acquisition first" if levels else "does not hold it"
             raise RuntimeError(
@@ -395,7 +366,7 @@ class ReadWriteLock(PlainReadWriteLock, Undoable):
 
     def _read_on(self, here: object) -> None:
         owned = self.reader._owned_by(here)
-        if owned is not None and owned.mode == "w" and [mode for _, mode in owned.levels].count("w") == 1:
+        if owned is not None and owned.entry.mode == "w" and [mode for _, mode in owned.levels].count("w") == 1:
             self.reader._read_on(owned)
 
     def _finish(self, here: object) -> None:
@@ -435,21 +406,17 @@ class Fenced:
             ValueError: `token` is below 1.
         """
         token, data = check_positive("token", token), value_bytes(value)
-        text = self._store.get(self._key, default=b"")
-        new = b"%d " % token + data
-        refusals = Refusals(self._store, self._key)
-        while True:
+
+        def written(text: bytes) -> bytes:
             seen = self._split(text)[0] if text else 0
             if seen > token:
                 raise StaleTokenError(
                     f"key {key_text(self._key)!r} was written with token {seen}, so token {token} is stale: another"
                     " process has acquired the lock since; nothing was written"
                 )
-            found = self._store.compare_set(self._key, text, new)
-            if found == new:
-                return
-            refusals.add()
-            text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
+            return b"%d " % token + data
+
+        change(self._store, self._key, written)
 
     @in_steps
     def get(self) -> WaitSteps[bytes]:

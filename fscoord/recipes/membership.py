@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fscoord._arguments import (
     Key,
@@ -14,33 +12,19 @@ from fscoord._arguments import (
     Timeout,
     Value,
     key_bytes,
-    key_text,
     parse_uint63,
-    refuse_copies,
     to_seconds,
     value_bytes,
     words_in,
 )
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import MEMBERS, Awaited
-from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
-from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
-from fscoord.recipes._keys import Refusals, add_checked, announce, foreign_value_error, parse_count
-from fscoord.store import Store, begin_span, needed_store, shown
-
-LOOK_S: Final = 1.0
-"""An observer reads the group again after this many seconds: a process may have died before it announced its change."""
-
-KEPT: Final = 64
-"""How many *change keys* are kept. Each change of the group sets a new change key, and then deletes the oldest key.
-
-An observer reads the group, and then waits for the next change key. If more than `KEPT` changes come between the read
-and the wait, this key is deleted already. The observer then notices the changes after `LOOK_S`.
-"""
-
-M = TypeVar("M", bound="Membership")
+from fscoord._waiting.wait import WaitSteps
+from fscoord.recipes._cleanup import in_steps
+from fscoord.recipes._group import Group
+from fscoord.recipes._keys import add_checked, change, foreign_value_error, parse_count
+from fscoord.recipes._look import Unchanged, look_again
+from fscoord.store import Store, begin_span, shown
 
 
 class Participant(NamedTuple):
@@ -59,7 +43,7 @@ class Participant(NamedTuple):
     data: bytes
 
 
-class Membership(Undoable):
+class Membership(Group):
     """A group that processes join and leave, and that every process can read and watch.
 
     A process that dies or closes its store leaves the group, and the processes that watch the group are woken. On a
@@ -73,33 +57,13 @@ class Membership(Undoable):
         data: the data that this process publishes while it is in the group.
     """
 
-    __reduce__ = refuse_copies
-
     def __init__(self, store: Store, name: Key, data: Value = b"") -> None:
-        self._store = needed_store(store)
-        self._name = key_bytes(name)
+        super().__init__(store, name)
         self._data = value_bytes(data)
-        self._joined: tuple[int, bytes] | None = None  # the pid of the process that joined, and its key
-        self._members, self._changed = self._name + b"/member/", self._name + b"/changed/"
-        self._changes = self._name + b"/changes"
-        key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
+        self._members, self._changes = self._name + b"/member/", self._name + b"/changes"
 
     def __repr__(self) -> str:
-        return shown(self, self._store, self._name, "joined" if self._key() else "not joined")
-
-    @property
-    def name(self) -> str:
-        """The group's name in the store."""
-        return key_text(self._name)
-
-    @undone_by(lambda group, made, _: group._unjoin(made))
-    def join(self, made: list[bytes], _: object) -> None:
-        """Join the group.
-
-        Raises:
-            RuntimeError: this object has joined already.
-        """
-        self._join(made)
+        return shown(self, self._store, self._name, "joined" if self._own() else "not joined")
 
     def update(self, data: Value) -> None:
         """Replace the data that this process publishes, and wake the processes that watch the group.
@@ -108,28 +72,23 @@ class Membership(Undoable):
             RuntimeError: this object is not in the group: the process has not joined, was evicted, or was taken for
                 dead.
         """
-        key = self._key()
-        if key is None:
+        own = self._own()
+        if not own:
             raise RuntimeError(f"this object has not joined the group {self.name!r}; join first")
         said = value_bytes(data)
-        new, refusals = self._text(said), Refusals(self._store, key)
-        while True:
-            known = self._store.get(key, default=None)
-            if known is None:
+        new = self._text(said)
+
+        def updated(text: bytes) -> bytes:
+            if not text:
                 self._joined = None
                 raise RuntimeError(
                     f"this object is no longer in the group {self.name!r}: it was evicted or taken for dead; join again"
                 )
-            if self._store.compare_set(key, known, new) == new:
-                break
-            refusals.add()
+            return new
+
+        change(self._store, self._members + own, updated)
         self._data = said
         self._tell()
-
-    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
-    def leave(self, _: list[object], __: object) -> bool:
-        """Leave the group. Return False if this object was not in the group."""
-        return self._leave()
 
     def evict(self, member: Participant) -> bool:
         """Remove `member` from the group. Return False if `member` was not in the group.
@@ -137,18 +96,15 @@ class Membership(Undoable):
         The call does not stop the process of `member`. The next `update` of the process raises an error, or its next
         `leave` returns False. The process may join again. The caller need not be in the group.
         """
-        was_there = self._store.delete_key(self._members + b"%016x" % member.number)
-        if was_there:
-            self._tell()
-        return was_there
+        return self._remove(b"%016x" % member.number)
 
     def members(self) -> list[Participant]:
         """Return the participants in the order of joining. First remove participants that are known dead."""
         present = self._read()
         dead = set(self._store.dead_sessions({each.session for each in present} - {0}))
         for each in present:
-            if each.session in dead and self._store.delete_key(self._members + b"%016x" % each.number):
-                self._tell()
+            if each.session in dead:
+                self._remove(b"%016x" % each.number)
         return [each for each in present if each.session not in dead]
 
     @in_steps
@@ -165,31 +121,18 @@ class Membership(Undoable):
             StoreTimeoutError: nothing changed within the timeout.
         """
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
-        awaited = Awaited(MEMBERS, self.name)
-        steps = as_one_wait(awaited, lambda: str(awaited), partial(self._await_change, known, limit))
-        return tracing.record_steps(begin_span("members", self._store, self._name), steps)
 
-    def _await_change(
-        self, known: Sequence[Participant], limit: float, slow_logger: SlowWaitLogger
-    ) -> WaitSteps[list[Participant]]:
-        end = system.time.monotonic() + limit
-        while True:
-            # The count is read before the participants, so a later change has a higher number.
+        def look() -> list[Participant] | Unchanged:
             count = parse_count(self._changes, self._store.get(self._changes, default=b"0"))
             present = self.members()
             if present != list(known):
                 return present
-            left = end - system.time.monotonic()
-            if left <= 0:
-                raise StoreTimeoutError(
-                    f"no member joined or left {self.name!r} within {limit:g} s{self._store._closer_look()}",
-                    keys=[self.name],
-                    waited=limit,
-                )
-            with suppress(StoreTimeoutError):
-                others = [each.session for each in present if each.session]
-                keys, longest = [self._changed + b"%d" % (count + 1)], min(LOOK_S, left)
-                yield WaitRequest(KEYS, keys, longest, sessions=others, slow_logger=slow_logger)
+            late = f"no member joined or left {self.name!r} within {limit:g} s"
+            return self._unchanged(count, late, [each.session for each in present])
+
+        awaited = Awaited(MEMBERS, self.name)
+        steps = look_again(self._store, awaited, str(awaited), limit, look)
+        return tracing.record_steps(begin_span("members", self._store, self._name), steps)
 
     def watch(self, timeout: Timeout | None = math.inf) -> Generator[list[Participant], None, None]:
         """Yield the participants as soon as there are any, and again after each change.
@@ -206,85 +149,45 @@ class Membership(Undoable):
             known = self.observe(known, timeout)
             yield known
 
-    @undone_by(lambda group, made, _: group._unjoin(made))
-    def __enter__(self: M, made: list[bytes], _: object) -> M:  # noqa: PLE0302 - they are not given
-        self._join(made)
-        return self
-
-    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
-    def __exit__(self, _: list[object], __: object, *error: object) -> None:  # noqa: PYI036 - as above
-        self._leave()
-
-    def _join(self, made: list[bytes]) -> None:
-        """Join the group. The new key is appended to `made` before it is written, so that `_unjoin` can delete it."""
-        if self._key() is not None:
-            raise RuntimeError(f"this object has already joined the group {self.name!r}")
-        key = self._members + b"%016x" % add_checked(self._store, self._name + b"/joined")
-        made.append(key)
-        self._joined = system.os.getpid(), key
-        self._store.set(key, self._text(self._data))
+    def _enroll(self, made: list[bytes]) -> None:
+        own = b"%016x" % add_checked(self._store, self._name + b"/joined")
+        made.append(own)
+        self._joined = system.process_epoch(), own
+        self._store.set(self._members + own, self._text(self._data))
         self._tell()
 
-    def _unjoin(self, made: list[bytes]) -> None:
-        """Undo `_join`. This method may be called twice, and the first call may be interrupted."""
-        for key in made:
-            if self._joined and self._joined[1] == key:
-                self._joined = None
-            with suppress(FscoordError):
-                if self._store.delete_key(key):
-                    self._tell()
-
-    def _leave(self) -> bool:
-        key = self._key()
-        if key is None:
-            return False
-        was_there = self._store.delete_key(key)
-        self._joined = None
+    def _remove(self, own: bytes) -> bool:
+        was_there = self._store.delete_key(self._members + own)
         if was_there:
             self._tell()
         return was_there
-
-    def _leave_quietly(self) -> None:
-        """Complete an interrupted `_leave`. This method may be called twice."""
-        with suppress(FscoordError):
-            self._leave()
-
-    def _key(self) -> bytes | None:
-        if self._joined and self._joined[0] != system.os.getpid():
-            self._joined = None  # this is a forked child, and only its parent is in the group
-        return self._joined[1] if self._joined else None
 
     def _text(self, data: bytes) -> bytes:
         return f"{self._store.register()} {system.process_name()}\n".encode() + data
 
     def _tell(self) -> None:
-        count = add_checked(self._store, self._changes)
-        announce(self._store, self._changed, count, KEPT)
+        self._announce(add_checked(self._store, self._changes))
 
     def _read(self) -> list[Participant]:
-        found = []
-        for key in self._store.list_keys(self._members):
-            value = self._store.get(key, default=None)
-            if value is not None:
-                found.append(self._participant(key, value))
-        return found
+        keys = [key_bytes(key) for key in self._store.list_keys(self._members)]
+        return [self._participant(key, value) for key, value in self._store._peek_all(keys).items()]
 
-    def _participant(self, key: str, value: bytes) -> Participant:
+    def _participant(self, key: bytes, value: bytes) -> Participant:
         head, _, data = value.partition(b"\n")
         try:
             session, owner = words_in(head, " ", 2)
             return Participant(_number(key), owner, parse_uint63(session), data)
         except MalformedText as error:
-            raise foreign_value_error(key_bytes(key), value, "participant") from error
+            raise foreign_value_error(key, value, "participant") from error
 
 
-def _number(key: str) -> int:
+def _number(key: bytes) -> int:
     """Return the number at the end of a participant's key.
 
     Raises:
         MalformedText: `key` does not end in a number.
     """
     digits = key[-16:]
-    if not (len(digits) == 16 and set("0123456789abcdef").issuperset(digits)):
+    if not (len(digits) == 16 and set(b"0123456789abcdef").issuperset(digits)):
         raise MalformedText(f"{digits!r} is not a number of 16 hexadecimal digits")
     return int(digits, 16)

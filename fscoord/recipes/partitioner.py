@@ -13,38 +13,26 @@ Each further row is one `_Share`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fscoord._arguments import (
     Key,
     MalformedText,
     Timeout,
     check_positive,
-    key_bytes,
-    key_text,
     parse_uint63,
-    refuse_copies,
     to_seconds,
     words_in,
 )
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import PARTITIONS, Awaited
-from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
-from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
-from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
-from fscoord.recipes._keys import Refusals, announce, foreign_value_error
-from fscoord.store import Store, begin_span, needed_store, shown
-
-LOOK_S: Final = 1.0
-"""A member reads the value again after this many seconds: a process may have died before it announced its change."""
-
-KEPT: Final = 64
-"""How many change keys are kept; see `fscoord.recipes.membership`."""
-
-A = TypeVar("A", bound="Partitioner")
+from fscoord._waiting.wait import WaitSteps
+from fscoord.errors import LockLostError
+from fscoord.recipes._cleanup import in_steps
+from fscoord.recipes._group import Group
+from fscoord.recipes._keys import change, foreign_value_error
+from fscoord.recipes._look import Unchanged, look_again
+from fscoord.store import Store, begin_span, shown
 
 
 class _Share(NamedTuple):
@@ -65,7 +53,7 @@ class _Group(NamedTuple):
     shares: list[_Share]
 
 
-class Partitioner(Undoable):
+class Partitioner(Group):
     """Shares out the partitions 0 to ``partitions - 1`` among the processes that have joined and are not known dead.
 
     At most one member holds a partition at a time. When a member joins, leaves or dies, the members share out anew. A
@@ -74,31 +62,26 @@ class Partitioner(Undoable):
     and leaves at its end. On a store that can't detect deaths (`~fscoord.Store.has_liveness`), a dead member keeps its
     partitions. kazoo's ``SetPartitioner`` is a similar recipe.
 
+    `join` takes as many free partitions as this member should hold, and `leave` gives up all partitions.
+
     Args:
         store: the store that all processes share.
         name: the group's name in the store. Keys that begin with the name and a slash belong to the group.
         partitions: how many partitions there are. All members must give the same number.
+
+    Raises:
+        ValueError: `join` was called, and the other members have given another number of partitions.
     """
 
-    __reduce__ = refuse_copies
-
     def __init__(self, store: Store, name: Key, partitions: int) -> None:
-        self._store = needed_store(store)
-        self._name = key_bytes(name)
+        super().__init__(store, name)
         self._count = check_positive("partitions", partitions)
-        self._key, self._changed = self._name + b"/shares", self._name + b"/changed/"
-        self._me: tuple[int, str] | None = None  # the `system.process_epoch` of the process that joined, and its id
+        self._key = self._name + b"/shares"
         self._held: dict[int, int] = {}
-        key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
 
     def __repr__(self) -> str:
-        state = f"joined, with {len(self._held)} of {self._count} partitions" if self._id() else "not joined"
+        state = f"joined, with {len(self._held)} of {self._count} partitions" if self._own() else "not joined"
         return shown(self, self._store, self._name, state)
-
-    @property
-    def name(self) -> str:
-        """The group's name in the store."""
-        return key_text(self._name)
 
     @property
     def partitions(self) -> dict[int, int]:
@@ -106,22 +89,7 @@ class Partitioner(Undoable):
 
         The token of a partition rises with each holder. The property makes no request to the store.
         """
-        return dict(self._held) if self._id() else {}
-
-    @undone_by(lambda group, made, _: group._unjoin(made))
-    def join(self, made: list[str], _: object) -> None:
-        """Join the group, and take as many free partitions as this member should hold.
-
-        Raises:
-            RuntimeError: this object has joined already.
-            ValueError: the other members have given another number of partitions.
-        """
-        self._join(made)
-
-    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
-    def leave(self, _: list[object], __: object) -> bool:
-        """Give up all partitions and leave the group. Return False if this object was not in the group."""
-        return self._leave()
+        return dict(self._held) if self._own() else {}
 
     def rebalance(self) -> bool:
         """Give up the partitions that this member should no longer hold, and take free ones. The call does not wait.
@@ -149,45 +117,25 @@ class Partitioner(Undoable):
             RuntimeError, LockLostError: as in `rebalance`.
         """
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
-        awaited = Awaited(PARTITIONS, self.name)
-        steps = as_one_wait(awaited, lambda: str(awaited), partial(self._await_change, limit))
-        return tracing.record_steps(begin_span("partitions", self._store, self._name), steps)
-
-    def _await_change(self, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[dict[int, int]]:
-        end = system.time.monotonic() + limit
         before = self.partitions
-        while True:
+
+        def look() -> dict[int, int] | Unchanged:
             group = self._share_out()
             if self._held != before:
                 return self.partitions
-            left = end - system.time.monotonic()
-            if left <= 0:
-                raise StoreTimeoutError(
-                    f"timeout: the partitions of {self.name!r} that this member holds did not change within {limit:g} s"
-                    f" ({len(before)} of {self._count}, {len(group.shares)} members){self._store._closer_look()}",
-                    keys=[self.name],
-                    waited=limit,
-                )
-            with suppress(StoreTimeoutError):
-                others = [each.session for each in group.shares if each.session]
-                keys, longest = [self._changed + b"%d" % (group.changes + 1)], min(LOOK_S, left)
-                yield WaitRequest(KEYS, keys, longest, sessions=others, slow_logger=slow_logger)
+            late = (
+                f"timeout: the partitions of {self.name!r} that this member holds did not change within {limit:g} s"
+                f" ({len(before)} of {self._count}, {len(group.shares)} members)"
+            )
+            return self._unchanged(group.changes, late, [each.session for each in group.shares])
 
-    @undone_by(lambda group, made, _: group._unjoin(made))
-    def __enter__(self: A, made: list[str], _: object) -> A:  # noqa: PLE0302 - they are not given
-        self._join(made)
-        return self
+        awaited = Awaited(PARTITIONS, self.name)
+        steps = look_again(self._store, awaited, str(awaited), limit, look)
+        return tracing.record_steps(begin_span("partitions", self._store, self._name), steps)
 
-    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
-    def __exit__(self, _: list[object], __: object, *error: object) -> None:  # noqa: PYI036 - as above
-        self._leave()
-
-    def _join(self, made: list[str]) -> None:
-        """Join the group. The new id is appended to `made` before it is written, so that `_unjoin` can remove it."""
-        if self._id():
-            raise RuntimeError(f"this object has already joined the partitioner {self.name!r}")
+    def _enroll(self, made: list[bytes]) -> None:
         me = _Share(system.random_bytes(8).hex(), self._store.register(), system.process_name(), {})
-        made.append(me.id)
+        made.append(me.id.encode())
 
         def join(group: _Group) -> _Group:
             if group.shares and group.partitions != self._count:
@@ -198,37 +146,19 @@ class Partitioner(Undoable):
             return _balanced(group._replace(partitions=self._count, shares=[*group.shares, me]), me.id)
 
         group = self._change(join)
-        self._me = system.process_epoch(), me.id
+        self._joined = system.process_epoch(), me.id.encode()
         self._held = dict(group.shares[-1].held)
 
-    def _unjoin(self, made: list[str]) -> None:
-        """Undo `_join`. This method may be called twice, and the first call may be interrupted."""
-        for name in made:
-            if self._me and self._me[1] == name:
-                self._me = None
-            with suppress(FscoordError):
-                self._remove(name)
-
     def _leave(self) -> bool:
-        name, self._held = self._id(), {}
-        if not name:
-            return False
-        was_there = self._remove(name)
-        self._me = None
-        return was_there
+        self._held = {}
+        return super()._leave()
 
-    def _leave_quietly(self) -> None:
-        """Complete an interrupted `_leave`. This method may be called twice."""
-        with suppress(FscoordError):
-            self._leave()
-
-    def _remove(self, name: str) -> bool:
-        """Remove the member `name`, and return whether it was there."""
+    def _remove(self, own: bytes) -> bool:
         was_there = False
 
         def remove(group: _Group) -> _Group:
             nonlocal was_there
-            rest = [each for each in group.shares if each.id != name]
+            rest = [each for each in group.shares if each.id.encode() != own]
             was_there = len(rest) < len(group.shares)
             return group._replace(shares=rest)
 
@@ -237,7 +167,7 @@ class Partitioner(Undoable):
 
     def _share_out(self) -> _Group:
         """Give up surplus partitions, take free ones, and return the group."""
-        name = self._id()
+        name = self._own().decode()
         if not name:
             raise RuntimeError(f"this object has not joined the partitioner {self.name!r}; join first")
 
@@ -252,7 +182,7 @@ class Partitioner(Undoable):
         group = self._change(balance)
         self._held = dict(_held_by(group, name))
         if name not in [each.id for each in group.shares]:
-            self._me = None
+            self._joined = None
             raise LockLostError(
                 f"this member of the partitioner {self.name!r} was taken for dead, so other members may hold its"
                 " partitions; stop the work, and join again"
@@ -261,33 +191,27 @@ class Partitioner(Undoable):
 
     def _change(self, step: Callable[[_Group], _Group]) -> _Group:
         """Remove the members that are known dead, replace the group by the result of `step`, and return that."""
-        text, refusals = self._store.get(self._key, default=b""), Refusals(self._store, self._key)
-        while True:
+        group = self._parse(b"")
+
+        def changed(text: bytes) -> bytes | None:
+            nonlocal group
             known = self._parse(text)
             dead = set(self._store.dead_sessions({each.session for each in known.shares} - {0}))
             group = step(known._replace(shares=[each for each in known.shares if each.session not in dead]))
             if group == known:
-                return known
+                return None
             group = group._replace(changes=known.changes + 1)
-            new = _format(group)
-            found = self._store.compare_set(self._key, text, new)
-            if found == new:
-                announce(self._store, self._changed, group.changes, KEPT)
-                return group
-            refusals.add()
-            text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
+            return _format(group)
+
+        if change(self._store, self._key, changed):
+            self._announce(group.changes)
+        return group
 
     def _parse(self, text: bytes) -> _Group:
         try:
             return _parse(text) if text else _Group(0, self._count, 0, [])
         except MalformedText as error:
             raise foreign_value_error(self._key, text, "list of partitions") from error
-
-    def _id(self) -> str:
-        """Return the id of this member; "" if this process has not joined by this object."""
-        if self._me and self._me[0] != system.process_epoch():
-            self._me, self._held = None, {}  # this is a forked child, and only its parent is a member
-        return self._me[1] if self._me else ""
 
 
 def _held_by(group: _Group, name: str) -> dict[int, int]:

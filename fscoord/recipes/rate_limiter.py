@@ -14,7 +14,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import LockLostError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, undone_by
-from fscoord.recipes._keys import Refusals, parse_count
+from fscoord.recipes._keys import change, parse_count
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store, needed_store, shown
 
@@ -167,17 +167,16 @@ class RateLimiter(Undoable):
         If the clock is behind this time, the bucket has filled only for the `waited` ns since the caller is first in
         line. The value never falls. So what the clocks show can only fill the bucket once.
         """
-        refusals = Refusals(self._store, self._bucket)
-        while True:
-            text = self._store.get(self._bucket, default=b"")
+        missing = 0
+
+        def taken(text: bytes) -> bytes | None:
+            nonlocal missing
             now = system.wall_time_ns()
             full = now - self._burst * self._interval
             empty = parse_count(self._bucket, text) if text else full
             due = max(empty, full, 0) + n * self._interval
             missing = due - max(now, empty + waited)
-            if missing > 0:
-                return missing
-            new = b"%d" % due
-            if self._store.compare_set(self._bucket, text, new) == new:
-                return 0
-            refusals.add()
+            return None if missing > 0 else b"%d" % due
+
+        change(self._store, self._bucket, taken)
+        return max(missing, 0)

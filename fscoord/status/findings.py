@@ -323,7 +323,7 @@ def _locks(view: _View, slow: float) -> Iterator[StatusFinding]:
         holders = [view.by_number.get(holder.session) for holder in line.holders]
         seconds = view.seconds(waiter.session for waiter in waiters)
         urgent = [each for each in holders if each is not None and _urgency(each) < SLOW]
-        queue = _people(len(waiters))
+        queue = "1 waits" if len(waiters) == 1 else f"{len(waiters)} wait"
         what = f"{line.kind} {line.name!r}"
         if urgent and (line.needs_all or len(urgent) == len(holders)):
             words = "; ".join(f"{_named(each)} holds it and {_fate(each)}" for each in urgent)
@@ -423,10 +423,6 @@ def _named(each: SessionStatus) -> str:
 def _title(view: _View, number: int) -> str:
     each = view.by_number.get(number)
     return f"session {number}" if each is None else each.title
-
-
-def _people(count: int) -> str:
-    return "1 waits" if count == 1 else f"{count} wait"
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ missing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
 from fscoord._arguments import key_bytes, key_text
@@ -75,11 +76,8 @@ def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -
         StoreError: the store can't be read.
         ValueError: the address is invalid.
     """
-    observer = observe(store)
-    try:
+    with closing(observe(store)) as observer:
         picture, _ = observer.look()
-    finally:
-        observer.close()
     return Status(picture, tuple(find_all(picture, slow)))
 
 
@@ -150,7 +148,7 @@ class _StoreObserver:
     def look(self) -> tuple[Picture, Activity | None]:
         store = self._store
         keys = frozenset(map(key_bytes, store.list_keys()))
-        values = self._values([key for key in sorted(keys) if _is_wanted(key)])
+        values = store._peek_all([key for key in sorted(keys) if _is_wanted(key)])
         found = lines(values, keys)
         holds = _holds(found, values)
         members, waits = store._observe()
@@ -168,11 +166,6 @@ class _StoreObserver:
             notes.append("this kind of store has no sessions, so it shows neither its open handles nor deaths")
         rounds = tuple(open_rounds(values, keys))
         return Picture(self._place, participants, ranks, tuple(found), rounds, None, tuple(notes)), None
-
-    def _values(self, names: list[bytes]) -> dict[bytes, bytes]:
-        """Return the present values of `names`, without keys that were deleted meanwhile."""
-        found = {name: self._store.get(name, default=None) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
         if self._owns:

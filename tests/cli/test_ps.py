@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -376,7 +377,7 @@ def test_barrier_of_ranks_and_one_of_callers_are_each_counted_once_by_top(path):
     with FileStore(path, rank=0) as first, FileStore(path, rank=1) as second, ThreadPoolExecutor(2) as pool:
         for meet in (lambda rank, store: barrier(store, 2, "a", HANG_S, rank), lambda _, store: store.barrier("b", 2)):
             assert list(pool.map(meet, (0, 1), (first, second))) == [None, None]
-        with observer.FileObserver(path, {}, lambda _: False) as seen:
+        with closing(observer.FileObserver(path, {}, lambda _: False)) as seen:
             assert seen.look().barriers == 2
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
+from support.internals import group_module, look_module
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
@@ -24,7 +25,7 @@ from fscoord.errors import (
     StoreTimeoutError,
     WorkFailedError,
 )
-from fscoord.recipes import Membership, PriorityQueue, Queue, membership, queue
+from fscoord.recipes import Membership, PriorityQueue, Queue, queue
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
@@ -47,7 +48,7 @@ def file_place(tmp_path: Path) -> Iterator[Place]:
 def no_slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that is not woken hangs, for longer than a test may take."""
     monkeypatch.setattr(queue, "LOOK_S", LONG_S)
-    monkeypatch.setattr(membership, "LOOK_S", LONG_S)
+    monkeypatch.setattr(look_module, "LOOK_S", LONG_S)
 
 
 SHORT_S = 0.05
@@ -965,7 +966,7 @@ def test_changes_by_the_dozen_leave_a_bounded_number_of_keys(store: Store) -> No
     for _ in range(50):
         with Membership(store, "m"):
             pass
-    assert store.num_keys() == pytest.approx(before, abs=membership.KEPT)
+    assert store.num_keys() == pytest.approx(before, abs=group_module.KEPT)
 
 
 def test_membership_ends_with_a_death_and_observers_see_it(file_place: Place, no_slow_looks: None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
-from support.internals import line_of
+from support.internals import line_of, look_module
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.recipes import RECIPES, RESULTS
 from support.third_party import place_of
@@ -20,7 +20,7 @@ from support.third_party import place_of
 from fscoord import aio, recipes
 from fscoord._runtime import system
 from fscoord.errors import BarrierError, BrokenBarrierError, LockLostError, StoreTimeoutError, WorkFailedError
-from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, Partitioner, RankZeroFirst, election, latch, once
+from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, Partitioner, RankZeroFirst, latch, once
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
@@ -428,7 +428,7 @@ def test_observer_waits_for_the_next_term_whichever_it_knows(place: Place, store
 def test_leader_that_died_before_its_announcement_is_passed_over(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(election, "LOOK_S", 0.01)
+    monkeypatch.setattr(look_module, "LOOK_S", 0.01)
     silent = Lock(store, "e")
     assert silent.acquire()
     look = Election(place.open(how="clone"), "e")

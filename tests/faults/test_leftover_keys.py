@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
-from support.internals import line_module
+from support.internals import group_module, line_module
 from support.places import HANG_S, Place, start_thread, until
 from support.recipes import RECIPES, RESULTS, use as use_alone
 
@@ -31,9 +31,7 @@ from fscoord.recipes import (
     ReadWriteLock,
     Semaphore,
     force_release,
-    membership,
     once,
-    partitioner,
 )
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
@@ -399,7 +397,7 @@ def test_keys_of_a_queue_whose_users_are_killed_are_those_documented(
 def test_keys_of_a_group_whose_members_are_killed_are_those_documented(
     path: Path, store: Store, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "KEPT", 4)
+    monkeypatch.setattr(group_module, "KEPT", 4)
 
     def act(view: Mortal) -> None:
         with Membership(view, "g", "data") as group:
@@ -412,7 +410,7 @@ def test_keys_of_a_group_whose_members_are_killed_are_those_documented(
                 assert len(group.members()) == 1
         keys = [key for key in store.list_keys() if not key.startswith("g/changed/")]
         assert keys == ["g/changes", "g/joined"]
-        assert len(store.list_keys("g/changed/")) <= 2 * membership.KEPT
+        assert len(store.list_keys("g/changed/")) <= 2 * group_module.KEPT
 
     assert kill_at_each_operation(path, moment, act, check) > 5
 
@@ -420,7 +418,7 @@ def test_keys_of_a_group_whose_members_are_killed_are_those_documented(
 def test_keys_of_a_partitioner_whose_members_are_killed_are_those_documented(
     path: Path, store: Store, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitioner, "KEPT", 4)
+    monkeypatch.setattr(group_module, "KEPT", 4)
 
     def act(view: Mortal) -> None:
         with Partitioner(view, "p", 3) as group:
@@ -434,7 +432,7 @@ def test_keys_of_a_partitioner_whose_members_are_killed_are_those_documented(
                 assert min(group.partitions.values()) > tokens[-1], "tokens rise"
                 tokens.append(max(group.partitions.values()))
         assert [key for key in store.list_keys() if not key.startswith("p/changed/")] == ["p/shares"]
-        assert len(store.list_keys("p/changed/")) <= 2 * partitioner.KEPT
+        assert len(store.list_keys("p/changed/")) <= 2 * group_module.KEPT
 
     tokens = [0]
     assert kill_at_each_operation(path, moment, act, check) > 5
@@ -481,7 +479,7 @@ def test_keys_after_a_history_with_kills_are_those_documented(
     assert found == {recipe: documented[recipe] for recipe in found}
     assert len(found) == 7
     assert len(store.list_keys("Election/term/")) == 1
-    assert len(store.list_keys("Membership/changed/")) <= 2 * membership.KEPT
+    assert len(store.list_keys("Membership/changed/")) <= 2 * group_module.KEPT
     place.close()
 
 

@@ -220,7 +220,7 @@ def test_reentrant_lock_interrupted_twice_keeps_its_depth(hash_store: Store) -> 
         with lock, lock:
             if not is_interrupted(point, lock.acquire):
                 lock.release()
-            assert len(lock._owned[0].levels) == 2, point.places
+            assert len(lock._held[0].levels) == 2, point.places
         assert nobody_is_in_line(lock), point.places
 
     def release(point: At) -> None:
@@ -229,7 +229,7 @@ def test_reentrant_lock_interrupted_twice_keeps_its_depth(hash_store: Store) -> 
             is_interrupted(point, lock.release)
             if point.where.split()[1:] == ["release"]:
                 lock.release()
-            assert len(lock._owned[0].levels) == 2, point.places
+            assert len(lock._held[0].levels) == 2, point.places
         assert nobody_is_in_line(lock), point.places
 
     assert at_each_two_points(acquire) > 10

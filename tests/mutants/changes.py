@@ -490,7 +490,7 @@ MUTANTS = (
     ),
     Mutant(
         "the time of an arrival begins with its wait and not with its call",
-        "Sessions._new_arrival_wait",
+        "FileStore._new_arrival_wait",
         "None, request.started)",
         "None, None)",
         (f"{ARRIVAL_FAULTS}::test_arrival_whose_time_is_over_ends_at_once",),
@@ -1212,14 +1212,14 @@ MUTANTS = (
     ),
     Mutant(
         "a list of the sessions probes each of them twice",
-        "Sessions._state_of",
+        "FileStore._state_of",
         "found[number] if number in found else log",
         "log",
         ("tests/faults/test_liveness.py::test_call_probes_each_session_once",),
     ),
     Mutant(
         "a session that a snapshot forgot is not known to be dead",
-        "Sessions._session_states",
+        "FileStore._session_states",
         " | forgotten",
         "",
         ("tests/faults/test_liveness.py::test_session_that_a_compaction_forgot_has_the_state_dead",),

@@ -63,7 +63,13 @@ from fscoord._runtime.signals import Terminated, resend_lost_signals
 from fscoord._waiting import timing
 from fscoord._waiting.rounds import ARRIVALS, RoundState
 from fscoord._waiting.timing import SHOW_S, SlowWaitLogger
-from fscoord.recipes import _hold as hold_module, _lease as lease_module, _line as line_module
+from fscoord.recipes import (
+    _group as group_module,
+    _hold as hold_module,
+    _lease as lease_module,
+    _line as line_module,
+    _look as look_module,
+)
 from fscoord.recipes._entry import NO_LEASE, Entry, parse_line
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes._keys import RefusedError

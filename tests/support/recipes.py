@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fscoord import StoreTimeoutError, recipes
-from fscoord.recipes import _line
+from fscoord.recipes import _line, _look
 
 __all__ = ["RECIPES", "WAITED_FOR", "Recipe", "look_often", "new", "use"]
 
@@ -207,5 +207,6 @@ def use(kind: str, store: Any, name: str) -> None:
 def look_often(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Make each recipe that waits look for itself after `seconds`."""
     monkeypatch.setattr(_line, "SLOW_LOOK_S", seconds)
+    monkeypatch.setattr(_look, "LOOK_S", seconds)
     for name in WAITED_FOR:
-        monkeypatch.setattr(sys.modules[getattr(recipes, name).__module__], "LOOK_S", seconds)
+        monkeypatch.setattr(sys.modules[getattr(recipes, name).__module__], "LOOK_S", seconds, raising=False)

@@ -13,9 +13,8 @@ from support.places import HANG_S, start_thread
 from fscoord import HashStore, PrefixStore, StoreTimeoutError
 from fscoord._waiting import timing
 from fscoord._waiting.timing import FREE_TRIES, LONGEST_PAUSE_S, Backoff
-from fscoord.cli import values
 from fscoord.collectives import barrier
-from fscoord.errors import BarrierError, BrokenBarrierError, CompactedError, FscoordError, StoreUnavailableError
+from fscoord.errors import BarrierError, BrokenBarrierError, CompactedError, StoreUnavailableError
 from fscoord.recipes import Fenced, Lock, Queue
 from fscoord.recipes._line import Line
 from fscoord.stores.etcd import EtcdStore
@@ -328,21 +327,3 @@ def test_tcp_delete_key_takes_no_more_values_than_there_were(
     store._connections = SimpleNamespace(call=lambda operation, _: operation(channel))
     assert store.delete_key("q") == (values[0] is not None)
     assert len(list(pops)) == left
-
-
-# The command
-
-
-def test_watch_of_keys_that_always_vanish_ends_with_its_timeout() -> None:
-    class Fleeting(HashStore):
-        looks = 0
-
-        def check(self, keys: Any) -> bool:
-            self.looks += 1
-            return False
-
-    store = Fleeting(timeout=LIMIT_S)
-    store.set("p/1", "")
-    error = error_of(lambda: values._read_all(store, b"p/"), FscoordError)
-    assert "keys were deleted during each of" in str(error)
-    assert store.looks < TRIES_MAX

@@ -17,6 +17,7 @@ This module needs the extra ``fscoord[filelock]``.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fscoord.errors import needed_extra
@@ -32,18 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["AsyncFsFileLock", "AsyncFsReadWriteLock", "FsFileLock", "FsReadWriteLock"]
 
 
+_MODULES = {
+    "AsyncFsFileLock": "_async_file_lock",
+    "AsyncFsReadWriteLock": "_async_read_write",
+    "FsReadWriteLock": "_read_write",
+}
+
+
 def __getattr__(name: str) -> object:
     """Import a class that needs asyncio or sqlite3 at the first use of that class, as filelock does."""
-    if name == "AsyncFsFileLock":
-        from fscoord.integrations.filelock._async_file_lock import AsyncFsFileLock
-
-        return AsyncFsFileLock
-    if name == "AsyncFsReadWriteLock":
-        from fscoord.integrations.filelock._async_read_write import AsyncFsReadWriteLock
-
-        return AsyncFsReadWriteLock
-    if name == "FsReadWriteLock":
-        from fscoord.integrations.filelock._read_write import FsReadWriteLock
-
-        return FsReadWriteLock
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -14,7 +14,6 @@ from fscoord.aio._driver import StoreDriver
 from fscoord.aio.recipes import Hold
 from fscoord.integrations.filelock._file_lock import TurnHolder
 from fscoord.integrations.filelock._store import forgetting
-from fscoord.store import Store, needed_store
 
 
 class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
@@ -24,18 +23,7 @@ class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
     cancelled task withdraws its request.
     """
 
-    def __init__(
-        self,
-        lock_file: str | system.os.PathLike[str],
-        timeout: float = -1,
-        *positional: Any,
-        store: Store | None = None,
-        **options: Any,
-    ) -> None:
-        self._store = None if store is None else needed_store(store)
-        self._granted, self._turns, self._epoch = None, {}, system.process_epoch()
-        self._driver: StoreDriver | None = None
-        super().__init__(lock_file, timeout, *positional, **options)
+    _driver: StoreDriver | None = None
 
     async def acquire(  # type: ignore[override]  # as in filelock
         self,

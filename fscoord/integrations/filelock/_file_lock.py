@@ -28,11 +28,21 @@ class TurnHolder(filelock.UnixFileLock):
     calls may come from any thread.
     """
 
-    _store: Store | None
     _place: tuple[Store, str] | None = None  # keeps the store open from one acquisition to the next
-    _granted: Turn | None  # the turn of this object's acquisition that is under way: a turn has one holder at a time
-    _epoch: int
-    _turns: dict[int, Turn]  # by the descriptor of filelock's lock
+
+    def __init__(
+        self,
+        lock_file: str | system.os.PathLike[str],
+        timeout: float = -1,
+        *positional: Any,
+        store: Store | None = None,
+        **options: Any,
+    ) -> None:
+        self._store = None if store is None else needed_store(store)
+        self._granted: Turn | None = None  # of this object's acquisition that is under way: a turn has one holder
+        self._turns: dict[int, Turn] = {}  # by the descriptor of filelock's lock
+        self._epoch = system.process_epoch()
+        super().__init__(lock_file, timeout, *positional, **options)
 
     def _turn(self, timeout: float | None, blocking: bool | None) -> tuple[Turn, float]:
         """Return a new `Turn` (an acquisition of the store's lock), and how many seconds to wait for it."""
@@ -141,18 +151,6 @@ class FsFileLock(TurnHolder):
         LockLostError: from `release`, the lock was lost before, so another process may have held it, too.
         RuntimeError: from `acquire`, this thread would wait for itself; or the object was made before a fork.
     """
-
-    def __init__(
-        self,
-        lock_file: str | system.os.PathLike[str],
-        timeout: float = -1,
-        *positional: Any,
-        store: Store | None = None,
-        **options: Any,
-    ) -> None:
-        self._store = None if store is None else needed_store(store)
-        self._granted, self._turns, self._epoch = None, {}, system.process_epoch()
-        super().__init__(lock_file, timeout, *positional, **options)
 
     def acquire(
         self,

@@ -80,6 +80,9 @@ class FsReadWriteLock(_Base):
 
     def release(self, *, force: bool = False) -> None:
         super().release(force=force)
+        self._leave(force=force)
+
+    def _leave(self, *, force: bool) -> None:
         if self._epoch != system.process_epoch():  # a forked child holds nothing
             return
         with self._guard:
@@ -101,10 +104,4 @@ class FsReadWriteLock(_Base):
 
     def close(self) -> None:
         super().close()
-        if self._epoch != system.process_epoch():
-            return
-        with self._guard:
-            over, self._sides, self._levels = self._sides, [], 0
-        for side in over:
-            with forgetting(self.lock_file):
-                side.release()
+        self._leave(force=True)

@@ -8,7 +8,7 @@ dead when its lease has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -219,6 +219,11 @@ class EtcdStore(Store):
     def _peek(self, key: bytes) -> bytes | None:
         answers, _ = self._transactions.read([range_of(self._keys.value(key))], self._timeout)
         return _value_in(answers[0])
+
+    def _peek_all(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        answers, _ = self._transactions.read([range_of(self._keys.value(key)) for key in keys], self._timeout)
+        found = dict(zip(keys, map(_value_in, answers), strict=True))
+        return {key: value for key, value in found.items() if value is not None}
 
     def add(self, key: Key, amount: int) -> int:
         name = key_bytes(key)

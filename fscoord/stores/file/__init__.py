@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import EllipsisType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -30,24 +31,47 @@ from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Decide, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
-from fscoord._waiting.wait import NotYet, new_tuple
-from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.store import Capabilities, shown_handle
+from fscoord._waiting.changes import Position
+from fscoord._waiting.rounds import ARRIVALS, COMPLETE
+from fscoord._waiting.wait import (
+    CHANGES,
+    KEYS,
+    ArrivalRequest,
+    NeededRanks,
+    NotYet,
+    WaitBackend,
+    WaitRequest,
+    new_tuple,
+)
+from fscoord.errors import FscoordError, QueueEmptyError, StoreTimeoutError
+from fscoord.store import Capabilities, Member, Store, kept, shown_handle
 from fscoord.stores.file import lifecycle
+from fscoord.stores.file.arrival import Arrival
 from fscoord.stores.file.arrival_slots import ArrivalSlots
+from fscoord.stores.file.changes import FileWatch
+from fscoord.stores.file.death_watch import ANSWERS
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import ABSENT, EQUALS, PLAIN, PRESENT, Decisions, Operation
 from fscoord.stores.file.replay import KeyValueState, WitnessedState
-from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.wait_slots import WaitSlots
-from fscoord.stores.file.waits import FileWait, Values, answer_consistent, pop_item, read_consistent
+from fscoord.stores.file.waits import (
+    Condition,
+    FileWait,
+    Values,
+    answer_consistent,
+    condition_of,
+    pop_item,
+    read_consistent,
+)
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -55,8 +79,14 @@ T = TypeVar("T")
 TYPICAL_CALL_S: Final = 0.001
 """The longest usual duration, in seconds, of a call that only uses the page cache."""
 
+MEMBERS_LOCK_S: Final = 0.02
+"""The longest wait of `members` and `_session_states` for the log's lock, in seconds.
 
-class FileStore(Sessions):
+Both methods need the lock to record a death. `members` also needs it to register the handle.
+"""
+
+
+class FileStore(Store):
     """A store in one file: an append-only log under advisory locks. Each process replays the log in its memory.
 
     Every process that opens the same path shares the store. There is no server. The file remains when all processes
@@ -120,6 +150,7 @@ class FileStore(Sessions):
             given another world size.
     """
 
+    _records_waits = True
     capabilities: Capabilities = Capabilities(
         processes=True,
         hosts=True,
@@ -337,8 +368,7 @@ class FileStore(Sessions):
         names = keys_bytes(keys)
         return not self._look(self._timeout, lambda: self._state.missing(names))
 
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        return super().multi_get(keys, timeout=timeout)
+    multi_get = kept(Store.multi_get)
 
     def num_keys(self) -> int:
         return self._look(self._timeout, lambda: len(self._state.values))
@@ -419,6 +449,181 @@ class FileStore(Sessions):
             if tracing.recorder is not None:  # a child of multiprocessing ends without calling exit functions
                 tracing.recorder.flush()
 
+    # -- sessions and waits --------------------------------------------------------------------------------------------
+
+    @property
+    def has_liveness(self) -> bool:
+        """Whether dead sessions can be detected on this platform and with the locks of this log."""
+        return self._log.liveness.is_supported
+
+    def register(self) -> int:
+        number = self._log.session_if_ready
+        if not number:
+            self._log.refresh(self._timeout)
+            number = self._log.register(self._timeout)
+        return number
+
+    def announce_rank(self, rank: int) -> None:
+        log = self._log
+        if rank.__class__ is int and log.has_announced(rank):
+            return
+        rank = check_int64("rank", rank)
+        if not log.read_only:
+            log.refresh(self._timeout)
+            log.register(self._timeout, rank)
+
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
+        wanted = None if ranks is None else [check_int64("rank", rank) for rank in ranks]
+        self._log.refresh(self._timeout)
+        if not self._log.read_only:
+            with suppress(StoreTimeoutError):  # don't fail: the caller may be looking for the holder of the lock
+                self._log.register(min(self._timeout, MEMBERS_LOCK_S))
+        found = self._probe_quickly(self._log.inspect(lambda: self._log.table.presumed_alive(wanted)))
+
+        def answer() -> list[Member]:
+            log = self._log
+            named = set[int]().union(*(log.table.ranks.get(rank, ()) for rank in wanted or ()))
+            return [
+                _member(number, session, self._state_of(number, found), log.table.deaths.get(number, 0))
+                for number, session in sorted(log.table.sessions.items())
+                if wanted is None or number in named
+            ]
+
+        return self._log.inspect(answer)
+
+    def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
+        wanted = set(numbers)
+        self._log.refresh(self._timeout)
+        found = self._probe_quickly(self._log.inspect(lambda: self._log.table.presumed_alive_among(wanted)))
+
+        def answer() -> dict[int, str]:
+            known = sorted(wanted & self._log.table.sessions.keys())
+            forgotten = dict.fromkeys(self._log.table.dead_sessions(wanted.difference(known)), "no")
+            return {number: self._state_of(number, found) for number in known} | forgotten
+
+        return self._log.inspect(answer)
+
+    def _probe(self, numbers: Iterable[int], limit: float) -> dict[int, bool | None]:
+        """Probe the sessions `numbers`, and record those that are dead. Return the results of the probes.
+
+        `limit` is how long to wait for the log's lock for each death, in seconds. A read-only handle records nothing.
+        """
+        home, log = ProcessIdentity.find(), self._log
+        found = {number: log.is_alive(number, home) for number in numbers}
+        for number in [number for number, lives in found.items() if lives is False and not log.read_only]:
+            if not log.record_death(number, limit):  # probed again, and alive
+                found[number] = log.is_alive(number, home)
+        return found
+
+    def _probe_quickly(self, numbers: Iterable[int]) -> dict[int, bool | None]:
+        """Probe as `_probe` does. Return nothing if the lock is not free soon: `_state_of` then probes again."""
+        with suppress(StoreTimeoutError):
+            return self._probe(numbers, min(self._timeout, MEMBERS_LOCK_S))
+        return {}
+
+    def _state_of(self, number: int, found: dict[int, bool | None]) -> str:
+        """Return `Member.alive` of session `number`. `found` is a result of `_probe`. The caller holds the mutex."""
+        log = self._log
+        if number in log.table.deaths:
+            return ANSWERS[False]
+        return ANSWERS[found[number] if number in found else log.liveness.is_alive(number, ProcessIdentity.find())]
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        wanted = [check_int64("rank", rank) for rank in ranks]
+        self._log.refresh(self._timeout)
+        log, table = self._log, self._log.table
+        self._probe(log.inspect(lambda: table.presumed_alive(wanted)), self._timeout)
+        return log.inspect(lambda: table.dead_ranks(wanted))
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        wanted = [check_int64("session", number) for number in numbers]
+        if wanted:
+            self._log.refresh(self._timeout)
+            table = self._log.table
+            known = [number for number in wanted if number in table.sessions and number not in table.deaths]
+            self._probe(known, self._timeout)
+        return self._log.inspect(lambda: self._log.table.dead_sessions(wanted))
+
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        self._wait(WaitRequest(KEYS, keys_bytes(keys), self._seconds(timeout)))
+
+    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        needed = ranks if isinstance(ranks, NeededRanks) else [check_int64("rank", rank) for rank in ranks]
+        return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), self._seconds(timeout), ranks=needed)))
+
+    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        needed = [check_int64("session", number) for number in numbers]
+        return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), self._seconds(timeout), sessions=needed)))
+
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    def _wait(self, request: WaitRequest) -> Any:
+        return self._new_wait(request, self._notifier).block()
+
+    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float | None) -> object:
+        if self._slots is None:
+            return None
+        if timeout is None:
+            timeout = self._timeout
+        met = self._slots.meet(prefix, rank, world_size, timeout)
+        if isinstance(met, bool):
+            return met or None
+        begun, is_full = met
+        if is_full:
+            names = prefix + ARRIVALS, b"%d/%d " % (rank, world_size), prefix + COMPLETE
+            request = new_tuple(ArrivalRequest, (*names, world_size, timeout, None, None, True, True, begun))
+            arrival = Arrival(self._log, self._state, request, self._write, self._decide, self._slots)
+            with suppress(StoreTimeoutError):  # the caller continues with an `Arrival`, which raises the error
+                if arrival.decide(timeout) is None:
+                    return True
+        return begun
+
+    def _arrive(self, request: ArrivalRequest) -> bytes | None:
+        return self._new_arrival_wait(request, self._notifier).block()
+
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None]:
+        arrival = Arrival(self._log, self._state, request, self._write, self._decide, self._slots)
+        return FileWait(notifier, arrival, request.timeout, None, request.started)
+
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return trace_place(self._log), key_text(key)
+
+    def _notifier_for(self, backend: WaitBackend, log: Log | None = None) -> ChangeNotifier:
+        """Return an additional notifier for this handle. Closing the handle also ends the waits of this notifier.
+
+        If `log` is given, the waits end at a change of any key, and read this log.
+        """
+        watch, watches_every_key = self._options["watch"], log is not None
+        notifier = ChangeNotifier(log or self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
+        notifier.slots = self._notifier.slots
+        self._notifiers.add(notifier)
+        return notifier
+
+    def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> FileWait[Any]:
+        if request.kind == CHANGES:
+            return cast("FileWatch", request.watch).new_wait(notifier.backend, request.timeout)
+        condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
+        return FileWait(notifier, condition, request.timeout, request.slow_logger)
+
+    def _watch(self, prefix: bytes, after: Position | None, limit: float) -> FileWatch:
+        return FileWatch(self, prefix, after, limit)
+
+    @property
+    def _has_participants(self) -> bool:  # type: ignore[override]
+        return self._log.table.world_size > 0
+
+    @property
+    def _shows_waits(self) -> bool:
+        return type(self).wait is FileStore.wait  # otherwise a subclass has its own wait
+
+    def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
+        home, known = ProcessIdentity.find(), self._log.table.sessions
+        found = [(number, known.get(number)) for number in numbers]
+        return frozenset(number for number, session in found if session is not None and home.is_stopped(session))
+
+    def _closer_look(self) -> str:
+        return self._log.closer_look()
+
     # -- between the contract and the log --------------------------------------------------------------------------
 
     def _write(
@@ -476,3 +681,16 @@ class FileStore(Sessions):
         """Read the new records of the log, call `answer` while no thread changes the state, and return its result."""
         result: T = self._log.refresh(limit, answer)
         return result
+
+
+def _member(number: int, session: Session, alive: str, found_dead_ns: int) -> Member:
+    return Member(
+        number=number,
+        host=session.host,
+        pid=session.pid,
+        rank=session.rank,
+        label=session.label,
+        since=session.since_ns / 1e9,
+        alive=alive,
+        found_dead=found_dead_ns / 1e9 if found_dead_ns else None,
+    )

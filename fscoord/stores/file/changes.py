@@ -25,7 +25,7 @@ from fscoord.stores.file.replay import _ASSIGN, KeyValueState
 from fscoord.stores.file.waits import Condition, FileWait
 
 if TYPE_CHECKING:
-    from fscoord.stores.file.sessions import Sessions
+    from fscoord.stores.file import FileStore
 
 Values = dict[bytes, bytes]
 
@@ -105,7 +105,7 @@ class ChangeMachine:
 class FileWatch(Watch):
     """A watch of `store`; see `Store._watch` for the other arguments."""
 
-    def __init__(self, store: Sessions, prefix: bytes, after: Position | None, limit: float) -> None:
+    def __init__(self, store: FileStore, prefix: bytes, after: Position | None, limit: float) -> None:
         self._machine = machine = ChangeMachine(prefix, after)
         options = store._wanted._replace(read_only=True, world_size=0, spill_bytes=ENDS)
 
@@ -115,7 +115,7 @@ class FileWatch(Watch):
             return log
 
         self._log = open_and_join_run(make, store._timeout, shows=False)
-        self._new_notifier = partial(store._new_notifier, log=self._log)
+        self._new_notifier = partial(store._notifier_for, log=self._log)
         self._notifiers = {THREAD_BACKEND: self._new_notifier(THREAD_BACKEND)}
         try:
             store._log.refresh(store._timeout)  # raises if the store is closed, or if a later run has begun

@@ -31,7 +31,6 @@ The kernel reports only the end of the process. The checks detect a process that
 run.
 """
 
-
 OWN_PROBE_S: Final = 1.0
 """The interval, in seconds, between a waiter's own probes of a session on a mount that several hosts share."""
 
@@ -41,6 +40,9 @@ STALE_S: Final = 2.0
 The waiter adds twice the duration of one round of the poller to this time. The poller is the process that probes the
 sessions for all waiters of a host; see `DeathWatch`.
 """
+
+ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
+"""The value of `Member.alive` for each result of a probe."""
 
 
 class Needs(Protocol):

@@ -28,9 +28,9 @@ from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import FscoordError, StoreTimeoutError
+from fscoord.stores.file.death_watch import ANSWERS
 from fscoord.stores.file.lifecycle import log_options, open_and_join_run
 from fscoord.stores.file.replay import KeyValueState
-from fscoord.stores.file.sessions import ANSWERS
 from fscoord.stores.file.wait_slots import read_slots
 
 READ_S: Final = 2.0
@@ -195,12 +195,6 @@ class FileObserver:
     def close(self) -> None:
         """Close the log."""
         self._log.close()
-
-    def __enter__(self) -> FileObserver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def look(self) -> Observation:
         """Read the new records, and return the states and waits of all sessions.

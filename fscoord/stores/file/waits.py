@@ -260,7 +260,7 @@ class FileWait(Generic[T]):
             return answer
         if left <= 0:
             if tracing.recorder is not None and self._deadline > self._started:
-                self._record_time_out()
+                self._trace().time_out()
             # Close the waiter before the error is created. If a signal handler interrupted a later `close`, the
             # traceback of the error would keep the waiter alive.
             self.close()
@@ -319,7 +319,7 @@ class FileWait(Generic[T]):
             if seconds <= 0:
                 break
             if tracing.recorder is not None:
-                self._record_sleep(seconds)
+                self._trace().before_sleep(seconds)
             if in_loop:
                 return seconds
             watcher.block(waiter, seconds)
@@ -332,17 +332,11 @@ class FileWait(Generic[T]):
             self._waiter = None
         return 0.0
 
-    def _record_time_out(self) -> None:
-        """End the span of this wait. If the wait timed out before its first sleep, the span is begun here first."""
+    def _trace(self) -> TracedWait:
+        """Return the object that records this wait in the trace."""
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
-        self._traced.time_out()
-
-    def _record_sleep(self, seconds: float) -> None:
-        """Begin the span of this wait at its first sleep, so that a wait without a sleep has no span."""
-        if self._traced is None:
-            self._traced = self._condition.new_traced_wait(self._started)
-        self._traced.before_sleep(seconds)
+        return self._traced
 
     @property
     def waker(self) -> Waker:
