@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fscoord._arguments import missing_error
 from fscoord._runtime import system
-from fscoord._waiting.changes import CHANGE_OF, Position, Watch, compacted
+from fscoord._waiting.awaited import CHANGE_OF
+from fscoord._waiting.changes import Position, Watch, compacted
 from fscoord.stores.etcd.requests import after_prefix, range_of, unb64
 from fscoord.stores.etcd.transactions import BROKEN_WATCH_PAUSE_S, WATCH_MAX_S
 
