@@ -234,9 +234,7 @@ def test_watch_on_one_host_misses_no_change_of_the_other_through_compactions(sid
     assert asked.result() == list(range(40))
 
 
-def test_contended_transactions_of_both_hosts_lose_nothing(
-    sides: Sides, together: Callable[..., list[Any]]
-) -> None:
+def test_contended_transactions_of_both_hosts_lose_nothing(sides: Sides, together: Callable[..., list[Any]]) -> None:
     crew = sides.opened(WIDTH)
     crew[0].multi_set(["purse/a", "purse/b"], ["100", "0"])
     together(crew, "mounts.work.transfer", [["@store", 10]] * WIDTH)
