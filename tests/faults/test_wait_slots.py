@@ -514,17 +514,61 @@ def test_slot_whose_calls_fail_costs_no_wait(name: str, error: int, path: str, m
 
 
 @soon
-def test_full_disk_costs_the_slot_and_not_the_wait(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("rank", [0, None], ids=["registered", "not registered"])
+def test_full_disk_costs_the_slot_and_not_the_wait(
+    rank: int | None, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "fscoord")
     path = str(small_disk / "store")
-    with FileStore(path, timeout=HANG_S, rank=0) as store, FileStore(path, timeout=HANG_S) as other:
-        wait_in_vain(store)
+    with FileStore(path, timeout=HANG_S, rank=rank) as store, FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(other)
         fill(small_disk)
         with start_thread(store.get, "k"):
             until(lambda: [each for each in caplog.records if ".waits can't be written" in each.getMessage()])
-            assert wait_of(path) is None
+            assert wait_of(path, rank) is None
             os.unlink(small_disk / "ballast")
             other.set("k", "x")
+
+
+HOLDER = """
+import os, signal, sys
+from fscoord import FileStore
+def stop(_, __):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return None, 0, b""
+FileStore(sys.argv[1])._log.update(0, b"", b"", stop, 60)
+"""
+
+
+@soon
+def test_wait_that_cannot_register_goes_on_and_is_shown_when_the_log_is_free(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(other)
+        holder, refused = subprocess.Popen([sys.executable, "-c", HOLDER, path]), list[StoreTimeoutError]()
+        register = log_of(store).register
+
+        def note(limit: float) -> int:
+            try:
+                return register(limit)
+            except StoreTimeoutError as error:
+                refused.append(error)
+                raise
+
+        monkeypatch.setattr(log_of(store), "register", note)
+        try:
+            assert os.WIFSTOPPED(os.waitpid(holder.pid, os.WUNTRACED)[1])
+            with start_thread(store.get, "k") as waiter:
+                until(lambda: len(refused) > 1)
+                assert wait_of(path, None) is None
+                holder.send_signal(signal.SIGCONT)
+                assert shown(path, None).words() == "key 'k'"
+                other.set("k", "x")
+            assert waiter.result == b"x"
+        finally:
+            holder.kill()
+            holder.wait(HANG_S)
 
 
 WAITER = """
