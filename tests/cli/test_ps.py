@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from support.internals import log_of, timing
-from support.places import until
+from support.places import until, wait_in_vain
 
 from fscoord import FileStore, HashStore, barrier
 from fscoord.errors import StoreUnavailableError
@@ -132,6 +132,8 @@ def test_rank_that_has_ended_is_named_by_ps(fscoord, worker, path):
     ],
 )
 def test_process_that_has_written_nothing_is_shown_by_ps_as_soon_as_it_has_waited(fscoord, path, wait, words):
+    with FileStore(path) as first:
+        wait_in_vain(first)  # the first wait of a log writes
     waiter = subprocess.Popen([sys.executable, "-c", WAITER + wait, path])
     try:
         until(lambda: any(each.waiting for each in status(path).picture.participants))
