@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 BARRIER: Final = "barrier"
+CHANGE_OF: Final = "a change of a key that begins with"
 CONDITION: Final = "condition"
 CYCLIC_BARRIER: Final = "cyclic barrier"
 EVENT: Final = "event"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fscoord._arguments import key_text
+from fscoord._waiting.awaited import CHANGE_OF, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import CHANGES, WaitRequest
 from fscoord.errors import CompactedError, StoreError
-
-CHANGE_OF: Final = "a change of a key that begins with"
-"""The noun for a change in messages. The prefix of the watched keys follows."""
 
 
 class Position(NamedTuple):
@@ -128,8 +125,12 @@ class Watch(Iterator[Change], AbstractContextManager["Watch"]):
         """Return the request to wait for the next change in a task; None if the next call of `__next__` is quick."""
         if self._is_closed or self._pending:
             return None
-        quiet = SlowWaitLogger(__name__, started=math.inf)
-        return WaitRequest(CHANGES, [], self._limit, slow_logger=quiet, watch=self)
+        return WaitRequest(CHANGES, [], self._limit, slow_logger=self._new_slow_logger(), watch=self)
+
+    def _new_slow_logger(self, started: float | None = None) -> SlowWaitLogger:
+        """Return the logger of a wait for the next change, which may last: it logs no warning, and shows the wait."""
+        awaited = Awaited(CHANGE_OF, key_text(self._prefix))
+        return SlowWaitLogger(__name__, started=started, awaited=awaited, warns=False)
 
     def __next__(self) -> Change:
         if self._is_closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -71,6 +72,7 @@ class SlowWaitLogger:
             caller holds a lock of the store, so the function may use the store.
         started: when the wait began, by the monotonic clock; None: now.
         awaited: the object for which the caller waits; None: the store names the missing keys.
+        warns: whether a long wait is logged. False: the wait may last, and is only shown.
 
     Attributes:
         due: when the store must next show the wait or log a warning, by the monotonic clock.
@@ -83,13 +85,15 @@ class SlowWaitLogger:
         describe: Callable[[], str] = str,
         started: float | None = None,
         awaited: Awaited | None = None,
+        *,
+        warns: bool = True,
     ) -> None:
         self.started = system.time.monotonic() if started is None else started
         self.awaited = awaited
         self.shown: Any = None
         self._name = name
         self._describe = describe
-        self._next = self.started + FIRST_S
+        self._next = self.started + FIRST_S if warns else math.inf
         self.due = self.started + min(SHOW_S, FIRST_S)
 
     def until_next(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
 from fscoord._arguments import key_names, keys_bytes, missing_error, missing_message
 from fscoord._runtime import system
-from fscoord._waiting.changes import CHANGE_OF
+from fscoord._waiting.awaited import CHANGE_OF
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import CHANGES, ITEM, KEYS, VALUES, ArrivalRequest, Request, WaitRequest, WaitSteps
 from fscoord.aio._asyncio_backend import AsyncioBackend

@@ -33,7 +33,8 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
-from fscoord._waiting.changes import CHANGE_OF, Position, Watch, compacted, refuse_later
+from fscoord._waiting.awaited import CHANGE_OF
+from fscoord._waiting.changes import Position, Watch, compacted, refuse_later
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import (
     CHANGES,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from support.internals import log_of, timing
-from support.places import until
+from support.places import until, wait_in_vain
 
 from fscoord import FileStore, HashStore, barrier
 from fscoord.errors import StoreUnavailableError
@@ -53,6 +53,15 @@ elif what == "hold":
         os.kill(os.getpid(), signal.SIGSTOP)
         return None, 0, b""
     store._log.update(0, b"", b"", stop, 60)
+"""
+
+WAITER = """
+import sys
+from fscoord import FileStore
+from fscoord._waiting import timing
+from fscoord.recipes import Event
+timing.SHOW_S = 0.02
+store = FileStore(sys.argv[1])
 """
 
 
@@ -114,6 +123,29 @@ def test_rank_that_has_ended_is_named_by_ps(fscoord, worker, path):
     assert rows[1][1] == "worker 0"
     assert re.fullmatch(r"barrier 'epoch 7' for \S+ s", rows[1][5])
     assert rows[3][3] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("wait", "words"),
+    [
+        ("Event(store, 'plan').wait()", "event 'plan'"),
+        ("next(store.watch('plan/'))", "a change of a key that begins with 'plan/'"),
+    ],
+)
+def test_process_that_has_written_nothing_is_shown_by_ps_as_soon_as_it_has_waited(fscoord, path, wait, words):
+    with FileStore(path) as first:
+        wait_in_vain(first)  # the first wait of a log writes
+    waiter = subprocess.Popen([sys.executable, "-c", WAITER + wait, path])
+    try:
+        until(lambda: any(each.waiting for each in status(path).picture.participants))
+        done = fscoord("ps")
+        assert done.code == 0
+        head, *rows = table(done.out)
+        cells = next(row for row in rows if row[head.index("PROCESS")] == f"{os.uname().nodename}:{waiter.pid}")
+        assert re.fullmatch(rf"{re.escape(words)} for \S+ s", cells[-1])
+    finally:
+        waiter.kill()
+        waiter.wait(HANG_S)
 
 
 def test_stopped_rank_is_named_by_ps_with_the_remedy(fscoord, worker, path):

@@ -20,14 +20,19 @@ from support.places import HANG_S, Place, start_thread, until
 from support.recipes import RECIPES, RESULTS, use as use_alone
 
 from fscoord import FileStore, recipes
-from fscoord.errors import AcquireCancelledError, FscoordError, StoreClosedError
+from fscoord.errors import AcquireCancelledError, BrokenBarrierError, FscoordError, StoreClosedError
 from fscoord.recipes import (
+    Condition,
+    CyclicBarrier,
     Election,
+    Ephemeral,
+    Event,
     Lock,
     Membership,
     Partitioner,
     PriorityQueue,
     Queue,
+    RateLimiter,
     ReadWriteLock,
     Semaphore,
     force_release,
@@ -71,9 +76,6 @@ class Mortal(PrefixStore):
             do(*arguments, **named)
         self.kill()
         raise StoreClosedError("killed")
-
-    def _transact(self, *arguments: Any) -> bool:
-        return bool(self._step("_transact", *arguments))
 
     def _transact(self, *arguments: Any) -> bool:
         return self._step("_transact", *arguments)
@@ -436,6 +438,130 @@ def test_keys_of_a_partitioner_whose_members_are_killed_are_those_documented(
 
     tokens = [0]
     assert kill_at_each_operation(path, moment, act, check) > 5
+
+
+# Processes that use a recipe together, of which one is killed
+
+
+def beside_an_event(store: Store) -> Iterator[Event]:
+    event = Event(store, "NAME")
+    event.clear()
+    with start_thread(event.wait, HANG_S) as waiter:
+        yield event
+        event.set()
+    assert waiter.result is True
+
+
+def beside_a_condition(store: Store) -> Iterator[Condition]:
+    condition = Condition(store, "NAME")
+
+    def wait() -> bool:
+        with condition:
+            return condition.wait(HANG_S)
+
+    with start_thread(wait) as waiter:
+        until(condition._line.entries)
+        yield condition
+        with Condition(store, "NAME") as again:
+            again.notify()
+    assert waiter.result is True
+
+
+def beside_a_cyclic_barrier(store: Store) -> Iterator[CyclicBarrier]:
+    barrier = CyclicBarrier(store, "NAME", 2, timeout=HANG_S)
+
+    def wait() -> int | str:
+        try:
+            return barrier.wait()
+        except BrokenBarrierError as error:
+            return str(error)
+
+    with start_thread(wait) as waiter:
+        until(lambda: barrier.n_waiting() == 1)
+        yield barrier
+        barrier.reset()
+    assert waiter.result == 0 or "is broken" in str(waiter.result)
+    with start_thread(wait) as other:
+        after = wait()
+    assert {after, other.result} == {0, 1}, "the next round is as the first"
+
+
+def beside_a_rate_limiter(store: Store) -> Iterator[RateLimiter]:
+    """A killed process loses the two tokens that it takes, and not the third, and its turn."""
+    for key in store.list_keys("NAME/"):
+        store.delete_key(key)
+    limiter = RateLimiter(store, "NAME", 1, 3600, 3)
+    yield limiter
+    limiter.acquire(timeout=HANG_S)
+
+
+def beside_a_partitioner(store: Store) -> Iterator[Partitioner]:
+    with Partitioner(store, "NAME", 3) as member:
+        yield member
+        member.rebalance()
+        assert sorted(member.partitions) == [0, 1, 2], "the dead hold nothing"
+
+
+def beside_an_ephemeral(store: Store) -> Iterator[Ephemeral]:
+    key = Ephemeral(store, "NAME", "own")
+    yield key
+    assert key.get() is None
+    assert key.create()
+    assert key.get() == b"own"
+    assert key.delete()
+
+
+def notify(view: Store, _: object) -> None:
+    with Condition(view, "NAME") as condition:
+        condition.notify()
+
+
+def take_two(view: Store, _: object) -> None:
+    for _ in range(2):
+        RateLimiter(view, "NAME", 1, 3600, 3).acquire()
+
+
+def share(view: Store, survivor: Partitioner) -> None:
+    with Partitioner(view, "NAME", 3) as member:
+        survivor.rebalance()
+        member.rebalance()
+        assert member.partitions
+
+
+def create(view: Store, survivor: Ephemeral) -> None:
+    with Ephemeral(view, "NAME", "data"):
+        assert survivor.get() == b"data"
+
+
+TOGETHER: dict[str, tuple[Callable[[Store], Iterator[Any]], Callable[[Store, Any], object]]] = {
+    "Event": (beside_an_event, lambda view, _: Event(view, "NAME").set()),
+    "Condition": (beside_a_condition, notify),
+    "CyclicBarrier": (beside_a_cyclic_barrier, lambda view, _: CyclicBarrier(view, "NAME", 2).wait(HANG_S)),
+    "RateLimiter": (beside_a_rate_limiter, take_two),
+    "Partitioner": (beside_a_partitioner, share),
+    "Ephemeral": (beside_an_ephemeral, create),
+}
+"""By recipe: a process that survives, which yields its object while another process acts; and what that process does
+until it is killed."""
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_survivor_of_a_process_that_is_killed_at_any_operation_goes_on(
+    path: Path, store: Store, moment: str, name: str
+) -> None:
+    beside, act_beside = TOGETHER[name]
+    survivors: list[Iterator[Any]] = []
+
+    def act(view: Mortal) -> None:
+        survivors.append(beside(store))
+        act_beside(view, next(survivors[-1]))
+
+    def check() -> None:
+        assert next(survivors.pop(), None) is None
+        found = {re.sub(r"/changed/\d+$", "/changed/N", key) for key in store.list_keys()}
+        assert found <= keys_that_stay()[name]
+
+    assert kill_at_each_operation(path, moment, act, check) >= 2
 
 
 # The page, and processes that are killed in earnest

@@ -30,10 +30,12 @@ from fscoord._log.format.wait_slot import EMPTY, FILE_HEADER, SLOT_SIZE, WaitSlo
 from fscoord._waiting import timing
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import (
+    Condition,
     CyclicBarrier,
     Election,
     Event,
     Lock,
+    RateLimiter,
     ReadWriteLock,
     Semaphore,
     once,
@@ -66,12 +68,15 @@ def seen(path: str, rank: int = 0) -> SessionStatus:
     return max(found, key=lambda each: each.waiting is not None)  # a clone of a handle is a session of its rank, too
 
 
-def wait_of(path: str, rank: int = 0) -> ShownWait | None:
+def wait_of(path: str, rank: int | None = 0) -> ShownWait | None:
+    """Return what the rank waits for; None as the rank: what any handle waits for."""
+    if rank is None:
+        return next((each.waiting for each in status(path).picture.participants if each.waiting), None)
     return seen(path, rank).waiting
 
 
-def shown(path: str, rank: int = 0) -> ShownWait:
-    """Return what the rank waits for, as soon as that is shown."""
+def shown(path: str, rank: int | None = 0) -> ShownWait:
+    """Return what the rank waits for, as soon as that is shown; see `wait_of`."""
     looks: list[ShownWait | None] = []
     until(lambda: looks.append(wait_of(path, rank)) or looks[-1])  # one look: the wait may end before another
     assert looks[-1] is not None
@@ -129,6 +134,18 @@ def wait_until_shown(wait: Callable[[float], object], written: list[bytes]) -> s
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 END_S = HANG_S
+
+
+def wait_for_a_notification(store: Store) -> None:
+    with Condition(store, "front") as condition:
+        condition.wait(END_S)
+
+
+def notify(store: Store) -> None:
+    with Condition(store, "front") as condition:
+        condition.notify()
+
+
 WAITS: dict[str, tuple[Callable[[Store], object], Callable[[Store, Any], object], str]] = {
     "get": (lambda store: store.get("plan"), lambda store, _: store.set("plan", "x"), "key 'plan'"),
     "wait": (
@@ -191,6 +208,21 @@ WAITS: dict[str, tuple[Callable[[Store], object], Callable[[Store, Any], object]
         lambda store, _: Event(store, "front").set(),
         "event 'front'",
     ),
+    "Condition": (
+        wait_for_a_notification,
+        lambda store, _: notify(store),
+        "condition 'front'",
+    ),
+    "RateLimiter": (
+        lambda store: [RateLimiter(store, "front", 1, 3600, 1).acquire(timeout=2 * 3600) for _ in range(2)],
+        lambda store, _: store.set("front/bucket", "0"),
+        "rate limiter 'front'",
+    ),
+    "watch": (
+        lambda store: next(iter(store.watch("front/"))),
+        lambda store, _: store.set("front/x", "1"),
+        "a change of a key that begins with 'front/'",
+    ),
     "CyclicBarrier": (
         lambda store: CyclicBarrier(store, "front", 2).wait(END_S),
         lambda store, _: CyclicBarrier(store, "front", 2).wait(END_S),
@@ -215,25 +247,30 @@ HOLDERS: dict[str, Callable[[Store, str], Any]] = {
 @pytest.mark.parametrize("prefix", ["", "job"])
 @pytest.mark.parametrize("name", WAITS)
 def test_wait_is_shown_in_words_and_its_slot_is_cleared_at_its_end(name: str, prefix: str, path: str) -> None:
+    """Without the prefix, the waiter is a handle that has not registered when it begins to wait."""
     wait, end, words = WAITS[name]
-    with FileStore(path, timeout=HANG_S, rank=0) as waiter, FileStore(path, timeout=HANG_S) as other:
+    rank = 0 if prefix else None
+    with FileStore(path, timeout=HANG_S, rank=rank) as waiter, FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(other)  # it writes that there is a bell, as the first wait of a log does
         inner, outer = (PrefixStore(prefix, each) if prefix else each for each in (waiter, other))
         holder = HOLDERS.get(name, Lock)(outer, "dataset")
         if "dataset" in words:
             holder.acquire()
-        number = waiter.register()
         with start_thread(wait, inner):
-            found = shown(path)
+            found = shown(path, rank)
             end(outer, holder)
+        number = waiter.register()
         if name == "barrier without ranks" and prefix:
             words = "barrier 'job/epoch 7'"  # by its key, because it gives no words
+        if name == "watch" and prefix:
+            words = words.replace("front/", "job/front/")
         key = f"{prefix}/" if prefix and found.name == "" else ""
         assert found.words() == words.replace("'plan', 'b'", f"'{key}plan', '{key}b'").replace(
             "key 'plan'", f"key '{key}plan'"
         ).replace("queue 'work'", f"queue '{key}work'")
         assert 0 < found.seconds < HANG_S
         assert is_blank(path, number)
-        assert wait_of(path) is None
+        assert wait_of(path, rank) is None
 
 
 @soon
@@ -323,7 +360,7 @@ def test_wait_that_ends_without_its_condition_is_shown_no_more(path: str, writte
 
 
 @soon
-def test_handle_without_a_session_shows_none(path: str) -> None:
+def test_handle_that_only_reads_shows_no_wait(path: str) -> None:
     with FileStore(path) as other, FileStore(path, timeout=HANG_S, read_only=True) as reader:
         other.set("a", "1")
         with pytest.raises(StoreTimeoutError):
@@ -478,17 +515,61 @@ def test_slot_whose_calls_fail_costs_no_wait(name: str, error: int, path: str, m
 
 
 @soon
-def test_full_disk_costs_the_slot_and_not_the_wait(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("rank", [0, None], ids=["registered", "not registered"])
+def test_full_disk_costs_the_slot_and_not_the_wait(
+    rank: int | None, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "fscoord")
     path = str(small_disk / "store")
-    with FileStore(path, timeout=HANG_S, rank=0) as store, FileStore(path, timeout=HANG_S) as other:
-        wait_in_vain(store)
+    with FileStore(path, timeout=HANG_S, rank=rank) as store, FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(other)
         fill(small_disk)
         with start_thread(store.get, "k"):
             until(lambda: [each for each in caplog.records if ".waits can't be written" in each.getMessage()])
-            assert wait_of(path) is None
+            assert wait_of(path, rank) is None
             os.unlink(small_disk / "ballast")
             other.set("k", "x")
+
+
+HOLDER = """
+import os, signal, sys
+from fscoord import FileStore
+def stop(_, __):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return None, 0, b""
+FileStore(sys.argv[1])._log.update(0, b"", b"", stop, 60)
+"""
+
+
+@soon
+def test_wait_that_cannot_register_goes_on_and_is_shown_when_the_log_is_free(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(other)
+        holder, refused = subprocess.Popen([sys.executable, "-c", HOLDER, path]), list[StoreTimeoutError]()
+        register = log_of(store).register
+
+        def note(limit: float) -> int:
+            try:
+                return register(limit)
+            except StoreTimeoutError as error:
+                refused.append(error)
+                raise
+
+        monkeypatch.setattr(log_of(store), "register", note)
+        try:
+            assert os.WIFSTOPPED(os.waitpid(holder.pid, os.WUNTRACED)[1])
+            with start_thread(store.get, "k") as waiter:
+                until(lambda: len(refused) > 1)
+                assert wait_of(path, None) is None
+                holder.send_signal(signal.SIGCONT)
+                assert shown(path, None).words() == "key 'k'"
+                other.set("k", "x")
+            assert waiter.result == b"x"
+        finally:
+            holder.kill()
+            holder.wait(HANG_S)
 
 
 WAITER = """

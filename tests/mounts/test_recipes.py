@@ -1,10 +1,12 @@
-"""Locks, elections and queues between hosts, while processes are killed and stopped at any moment."""
+"""Recipes, transactions and watches between hosts, while processes are killed and stopped at any moment."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +16,14 @@ from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
 from mounts.agents import LIMIT_S, Agent
 from mounts.conftest import Sides
 from mounts.test_histories import clocks
+from mounts.test_shown_waits import await_shown
 from support.told import Ahead
 
 WIDTH = 4
 STEPS = 8
 """How many steps of all there are, at least, between two troubles."""
 STOPPED_S = 0.05
+PARTITIONS = 7
 
 
 def make_progress(sides: Sides, crew: list[Agent], steps: int) -> None:
@@ -160,3 +164,91 @@ def test_holder_that_closes_its_store_frees_its_lock_for_the_other_host(sides: S
     taken = other.begin("mounts.work.try_named_lock", "@store", LIMIT_S / 2)
     holder.do("close")
     assert taken.result()
+
+
+def test_event_wakes_a_waiter_on_either_host_which_is_shown_before(sides: Sides) -> None:
+    """The waiters have written nothing, and so have no session when they begin to wait."""
+    *waiters, setter = sides.opened(3)
+    asked = [waiter.begin("mounts.work.await_event", "@store") for waiter in waiters]
+    await_shown(setter, sides.full(setter.host), [(None, "event", ["front/wake/0"])] * 2)
+    setter.do("mounts.work.set_event", "@store")
+    assert [pending.result() for pending in asked] == [True, True]
+    waiters[1].do("mounts.work.clear_event", "@store")
+    assert [agent.do("mounts.work.event_is_set", "@store") for agent in (*waiters, setter)] == [False] * 3
+
+
+def test_notification_of_a_condition_reaches_the_other_host(sides: Sides) -> None:
+    waiter, notifier = sides.opened(2)
+    asked = waiter.begin("with_worker", "mounts.work.await_notification")
+    assert waiter.next_event() == "holding"
+    notifier.do("mounts.work.change_and_notify", "@store")
+    assert asked.result() is True
+
+
+def test_cyclic_barrier_of_both_hosts_is_broken_by_the_death_of_a_waiter(
+    sides: Sides, together: Callable[..., list[Any]]
+) -> None:
+    crew = sides.opened(3)
+    orders = together(crew, "mounts.work.meet_in_rounds", [["@store", 3, 4]] * 3)
+    assert [sorted(of_round) for of_round in zip(*orders, strict=True)] == [[0, 1, 2]] * 4
+    victim, other, third = crew
+    victim.begin("mounts.work.meet_in_rounds", "@store", 3, 1)
+    asked = other.begin("mounts.work.meet_in_rounds", "@store", 3, 1)
+    end = time.monotonic() + LIMIT_S
+    while third.do("mounts.work.arrived", "@store", 3) < 2:
+        assert time.monotonic() < end, "two do not arrive"
+    victim.kill()
+    assert "died" in str(asked.error()), asked
+
+
+def test_partitions_of_a_killed_member_go_to_the_members_on_both_hosts(sides: Sides) -> None:
+    crew = sides.opened(3)
+    for member in crew:
+        member.begin("with_worker", "mounts.work.keep_partitions", PARTITIONS)
+    await_shares(sides, crew)
+    crew[1].kill()
+    await_shares(sides, [crew[0], crew[2]])
+
+
+def await_shares(sides: Sides, members: list[Agent]) -> None:
+    """Return when `members` have reported fair shares of all partitions, each as the last that it reported."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        shares = [member.events[-1] if member.events else [] for member in members]
+        is_fair = max(map(len, shares)) - min(map(len, shares)) <= 1
+        if is_fair and sorted(itertools.chain.from_iterable(shares)) == list(range(PARTITIONS)):
+            return
+        assert time.monotonic() < end, shares
+        sides.look(1)
+
+
+def test_watch_on_one_host_misses_no_change_of_the_other_through_compactions(sides: Sides) -> None:
+    watcher, writer = sides.opened(2)
+    asked = watcher.begin("with_worker", "mounts.work.watch_numbers", 39)
+    for first in range(0, 40, 10):
+        while watcher.next_event() < first - 1:  # a watch that lags behind two compactions may lose changes
+            pass
+        writer.do("mounts.work.set_numbers", "@store", first, first + 5)
+        writer.compact()
+        writer.do("mounts.work.set_numbers", "@store", first + 5, first + 10)
+    assert asked.result() == list(range(40))
+
+
+def test_contended_transactions_of_both_hosts_lose_nothing(sides: Sides, together: Callable[..., list[Any]]) -> None:
+    crew = sides.opened(WIDTH)
+    crew[0].multi_set(["purse/a", "purse/b"], ["100", "0"])
+    together(crew, "mounts.work.transfer", [["@store", 10]] * WIDTH)
+    moved = 10 * WIDTH
+    for agent in crew:
+        found = agent.multi_get(["purse/a", "purse/b", "transfers"])
+        assert [int(value) for value in found] == [100 - moved, moved, moved]
+
+
+def test_item_of_a_killed_consumer_goes_to_a_consumer_on_the_other_host(sides: Sides) -> None:
+    for victim, other in (sides.opened(2), sides.opened(2)[::-1]):
+        other.do("mounts.work.put_item", "@store", "work")
+        victim.begin("with_worker", "mounts.work.take_and_keep")
+        assert victim.next_event() == (b"work", 1)
+        asked = other.begin("mounts.work.take_and_ack", "@store")
+        victim.kill()
+        assert asked.result() == (b"work", 2)

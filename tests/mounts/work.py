@@ -17,7 +17,7 @@ from support.places import wait_in_vain
 
 from fscoord.collectives import barrier, broadcast, gather, synchronize
 from fscoord.errors import LockLostError, QueueEmptyError, StoreTimeoutError
-from fscoord.recipes import Election, Item, Lock, Queue
+from fscoord.recipes import Condition, CyclicBarrier, Election, Event, Item, Lock, Partitioner, Queue
 from fscoord.rendezvous import RendezvousParameters, create_handler
 from fscoord.status import status
 from fscoord.store import Store
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mounts.agents import Worker
 
     from fscoord.stores.file import FileStore
+
+HANG_S = 300
+"""How long a wait lasts at most: far longer than any run needs."""
 
 
 def value(size: int, seed: int) -> bytes:
@@ -295,6 +298,100 @@ def await_stop(pid: int) -> None:
     """Return when the process `pid` of this host is stopped: the test's own limit is what ends this if it never is."""
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.01)
+
+
+def await_event(store: Store) -> bool:
+    return Event(store, "front").wait(HANG_S)
+
+
+def set_event(store: Store) -> None:
+    Event(store, "front").set()
+
+
+def clear_event(store: Store) -> None:
+    Event(store, "front").clear()
+
+
+def event_is_set(store: Store) -> bool:
+    return Event(store, "front").is_set()
+
+
+def await_notification(worker: Worker) -> bool:
+    """Wait in the condition "front" until the key "item" is there; report when the lock is held for the first time."""
+    store = worker.stores["store"]
+    with Condition(store, "front") as condition:
+        worker.report("holding")
+        return condition.wait_for(lambda: store.check(["item"]), HANG_S)
+
+
+def change_and_notify(store: Store) -> None:
+    with Condition(store, "front") as condition:
+        store.set("item", "1")
+        condition.notify_all()
+
+
+def meet_in_rounds(store: Store, parties: int, rounds: int) -> list[int]:
+    """Meet in each round, and return how many others had come before in each."""
+    barrier = CyclicBarrier(store, "front", parties)
+    return [barrier.wait(HANG_S) for _ in range(rounds)]
+
+
+def arrived(store: Store, parties: int) -> int:
+    return CyclicBarrier(store, "front", parties).n_waiting()
+
+
+def keep_partitions(worker: Worker, count: int) -> None:
+    """Join the partitioner "front", and report the partitions of each change, until killed."""
+    with Partitioner(worker.stores["store"], "front", count) as group:
+        worker.report(sorted(group.partitions))
+        while True:
+            worker.report(sorted(group.wait_changed(HANG_S)))
+
+
+def watch_numbers(worker: Worker, last: int) -> list[int]:
+    """Report, then report each number that is set below "watched/", and return all of them, up to `last`."""
+    numbers: list[int] = []
+    with worker.stores["store"].watch("watched/", timeout=HANG_S) as watch:
+        worker.report(-1)
+        while not numbers or numbers[-1] != last:
+            numbers.append(int(next(watch).value or b"-1"))
+            worker.report(numbers[-1])
+    return numbers
+
+
+def set_numbers(store: Store, first: int, end: int) -> None:
+    for number in range(first, end):
+        store.set(f"watched/{number % 3}", str(number))
+
+
+def transfer(store: Store, times: int) -> int:
+    """Move 1 from "purse/a" to "purse/b", so many times; return how many transactions were refused."""
+    done = refused = 0
+    while done < times:
+        a, b = store.multi_get(["purse/a", "purse/b"])
+        moved = {"purse/a": str(int(a) - 1), "purse/b": str(int(b) + 1)}
+        if store.transact(compare={"purse/a": a, "purse/b": b}, set=moved, add={"transfers": 1}):
+            done += 1
+        else:
+            refused += 1
+    return refused
+
+
+def take_and_keep(worker: Worker) -> None:
+    """Take an item of the queue "queue", report it, and keep it until killed."""
+    item = Queue(worker.stores["store"], "queue").take(timeout=HANG_S)
+    worker.report((item.data, item.deliveries))
+    signal.pause()
+
+
+def take_and_ack(store: Store) -> tuple[bytes, int]:
+    item = Queue(store, "queue").take(timeout=HANG_S)
+    item.ack()
+    return item.data, item.deliveries
+
+
+def put_item(store: Store, data: str) -> None:
+    Queue(store, "queue").put(data)
 
 
 def take_named_lock(store: Store) -> bool:

@@ -10,18 +10,33 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from soaking.worker import LATCHED, LOCK, MANY, OFFICE, PLACES, SINGLE
+from soaking.worker import BURST, CREATED, LATCHED, LOCK, MANY, OFFICE, PARTIES, PLACES, RATE, SHARDS, SINGLE
 
 from fscoord import FileStore
 from fscoord.errors import QueueEmptyError
-from fscoord.recipes import Election, Lock, Membership, PriorityQueue, Queue, ReadWriteLock, Semaphore
+from fscoord.recipes import (
+    Condition,
+    CyclicBarrier,
+    Election,
+    Ephemeral,
+    Event,
+    Lock,
+    Membership,
+    Partitioner,
+    PriorityQueue,
+    Queue,
+    RateLimiter,
+    ReadWriteLock,
+    Semaphore,
+)
 
 RECIPES_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "recipes.md"
-OWN = r"own/\d+|trail/\d+|sum|pair/\d/[ab]|scratch/\d+|long/\d"
+OWN = r"own/\d+|trail/\d+|sum|pair/\d/[ab]|purse/[ab]|moves|scratch/\d+|long/\d"
 """The keys that the workers set without a recipe."""
 
 FLAT_FROM_S = 600.0
@@ -65,8 +80,8 @@ def judge_keys(keys: Iterable[str], size: int) -> list[str]:
     every += [key_patterns(name, recipe) for name, recipe in [*SINGLE.items(), *MANY.items()]]
     wrong = [f"the key {key!r} is left, which no page lists" for key in found if not re.fullmatch("|".join(every), key)]
     most = {
-        r"office/term/\d+": 1, r"group/changed/\d+": 128, r"row/\d+/arrivals": 3, r"row/\d+/complete": 3,
-        r"row/sequence/\d+": size, r"once/\d+/line": 6, r"latch/\d+/counted": 6,
+        r"office/term/\d+": 1, r"group/changed/\d+": 128, r"shards/changed/\d+": 128, r"row/\d+/arrivals": 3,
+        r"row/\d+/complete": 3, r"row/sequence/\d+": size, r"once/\d+/line": 6, r"latch/\d+/counted": 6,
         r"double/.*/enter/arrivals": 2 * size,
     }  # fmt: skip
     for pattern, limit in most.items():
@@ -92,6 +107,7 @@ def judge_journals(lines: Iterable[str], left: Left) -> list[str]:
     pops: Counter[str] = Counter()
     takes: list[tuple[str, str, float]] = []
     rows: dict[str, list[tuple[float, str, str]]] = {"B": [], "A": []}
+    tokens: dict[str, list[float]] = {"B": [], "A": []}
     latches: dict[str, dict[str, list[float]]] = {"B": defaultdict(list), "A": defaultdict(list)}
     for line in lines:
         mark, when, what, *words = line.split()
@@ -132,6 +148,10 @@ def judge_journals(lines: Iterable[str], left: Left) -> list[str]:
             ids[what, words[0]].setdefault(words[1], float(when))
         elif what == "latch":
             latches[mark][words[0]].append(float(when))
+        elif what == "move":
+            pops[mark + what] += 1
+        elif what == "token":
+            tokens[mark].append(float(when))
         elif what == "row":
             rows[mark].append((float(when), words[0], words[1]))
         else:
@@ -148,6 +168,12 @@ def judge_journals(lines: Iterable[str], left: Left) -> list[str]:
     total = left.counters.get("sum", 0)
     if not amounts["A"] <= total <= amounts["B"]:
         wrong.append(f"the sum is {total}: {amounts['A']} acknowledged, {amounts['B']} begun")
+    moves = left.counters.get("moves", 0)
+    if not pops["Amove"] <= moves <= pops["Bmove"]:
+        wrong.append(f"there were {moves} moves: {pops['Amove']} acknowledged, {pops['Bmove']} begun")
+    most = BURST + RATE * (max(tokens["A"], default=0.0) - min(tokens["B"], default=0.0))
+    if len(tokens["A"]) > most:
+        wrong.append(f"{len(tokens['A'])} tokens were taken, and {most:.0f} have come at most")
     wrong += [f"{number} calls of add returned {value}" for value, number in totals.items() if number > 1]
     wrong += _judge_items(ids, takes, left)
     wrong += _judge_pops(ids, pops, left)
@@ -264,7 +290,7 @@ def settle(directory: Path, size: int, options: dict[str, Any]) -> tuple[Left, d
     path, wrong = directory / "store" / "soak.store", []
     with FileStore(path, timeout=60, label="the last", **options) as store:
         keys = store.list_keys()
-        counters = {key: int(store.get(key)) for key in keys if re.fullmatch(r"own/\d+|sum", key)}
+        counters = {key: int(store.get(key)) for key in keys if re.fullmatch(r"own/\d+|sum|moves", key)}
         for key in (key for key in keys if key.startswith("trail/")):
             counters[key] = int(store.get(key).split()[-1])
         rows = dict.fromkeys(range(size), 0)
@@ -292,6 +318,7 @@ def settle(directory: Path, size: int, options: dict[str, Any]) -> tuple[Left, d
         with group:
             if [each.data for each in group.members()] != [b"the last"]:
                 wrong.append(f"others are in the group though all have ended: {group.members()}")
+        wrong += use_the_rest(store)
         store.compact()
         keys = store.list_keys()
         wrong += judge_keys(keys, size)
@@ -314,8 +341,35 @@ def settle(directory: Path, size: int, options: dict[str, Any]) -> tuple[Left, d
     files = sorted(file.name for file in path.parent.iterdir())
     allowed = r"soak\.store(\.bell|\.alive|\.waits|\.\d+\.[0-9a-f]{12})?"
     wrong += [f"the file {name} is left" for name in files if not re.fullmatch(allowed, name)]
-    if len(files) > 4:
+    if sum(re.fullmatch(r"soak\.store\.\d+\..*", name) is not None for name in files) > 1:
         wrong.append(f"the log has more than one file beside the first: {files}")
     last = max((file["generation"] for file in report.get("files", [])), default=0)
     facts = {"keys": len(keys), "files": files, "generation": last, "verify": report.get("verdict")}
     return Left(counters, drained, given, sections, rows), facts, wrong
+
+
+def use_the_rest(store: FileStore) -> list[str]:
+    """Use the recipes that give out nothing of which the journals tell; return what is wrong."""
+    wrong = []
+    flag = Event(store, "flag")
+    flag.set()
+    if not flag.wait(1):
+        wrong.append("the event that is set is waited for")
+    with Condition(store, "news") as news:
+        news.notify_all()
+        if news.wait(0):
+            wrong.append("the condition is notified by nobody")
+    circle = CyclicBarrier(store, "circle", PARTIES, timeout=60)
+    circle.reset()
+    with ThreadPoolExecutor(PARTIES) as threads:
+        if sorted(threads.map(lambda _: circle.wait(), range(PARTIES))) != list(range(PARTIES)):
+            wrong.append("a round of the cyclic barrier gives wrong numbers")
+    RateLimiter(store, "bucket", RATE, burst=BURST).acquire(BURST, timeout=60)
+    with Partitioner(store, "shards", SHARDS) as group:
+        if sorted(group.partitions) != list(range(SHARDS)):
+            wrong.append(f"others hold partitions though all have ended: {store.get('shards/shares')!r}")
+    for number in range(CREATED):
+        found = Ephemeral(store, f"ephemeral/{number}").get()
+        if found is not None:
+            wrong.append(f"ephemeral/{number} has the value {found!r} though all have ended")
+    return wrong

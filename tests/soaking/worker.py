@@ -24,16 +24,22 @@ from support.internals import resend_lost_signals
 
 from fscoord import FileStore
 from fscoord.barriers import StoreBarrier
-from fscoord.errors import BrokenBarrierError, FscoordError, QueueEmptyError, StoreTimeoutError
+from fscoord.errors import BrokenBarrierError, CompactedError, FscoordError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import (
+    Condition,
+    CyclicBarrier,
     DoubleBarrier,
     Election,
+    Ephemeral,
+    Event,
     Item,
     Latch,
     Lock,
     Membership,
+    Partitioner,
     PriorityQueue,
     Queue,
+    RateLimiter,
     ReadWriteLock,
     Semaphore,
     once,
@@ -41,7 +47,8 @@ from fscoord.recipes import (
 
 SINGLE = {
     "lock": "Lock", "places": "Semaphore", "both": "ReadWriteLock", "office": "Election", "jobs": "Queue",
-    "tasks": "PriorityQueue", "group": "Membership",
+    "tasks": "PriorityQueue", "group": "Membership", "flag": "Event", "news": "Condition", "circle": "CyclicBarrier",
+    "bucket": "RateLimiter", "shards": "Partitioner",
 }  # fmt: skip
 """The recipes of which there is one, by its name."""
 
@@ -57,8 +64,9 @@ HANG_S = 100
 PERIOD_S = 30
 """How long the names of what serves once are in use. Two periods later their keys are removed."""
 
-PLACES, LATCHED = 2, 20
-LOCK, WRITER, OFFICE, PLACE, ONCE, ITEMS = 1, 2, 3, 10, 100, 1 << 20
+PLACES, LATCHED, PARTIES, SHARDS, CREATED = 2, 20, 2, 4, 2
+RATE, BURST = 100, 5
+LOCK, WRITER, OFFICE, NEWS, PLACE, SHARD, EPHEMERAL, ONCE, ITEMS = 1, 2, 3, 4, 10, 20, 30, 100, 1 << 20
 """Sections; of items, `ITEMS` and the item's number."""
 
 
@@ -89,6 +97,11 @@ class Worker:
         self.both, self.office = ReadWriteLock(self.store, "both"), Election(self.store, "office", str(self.slot))
         self.group = Membership(self.store, "group", str(self.slot))
         self.queues = {"jobs": Queue(self.store, "jobs"), "tasks": PriorityQueue(self.store, "tasks")}
+        self.flag, self.news = Event(self.store, "flag"), Condition(self.store, "news")
+        self.circle = CyclicBarrier(self.store, "circle", PARTIES)
+        self.bucket = RateLimiter(self.store, "bucket", RATE, burst=BURST)
+        self.shards = Partitioner(self.store, "shards", SHARDS)
+        self.created = Ephemeral(self.store, "ephemeral/0")
 
     # -- the course of it ------------------------------------------------------------------------------------------
 
@@ -159,11 +172,12 @@ class Worker:
 
     def recover(self) -> None:
         """Give back what is still held: the first instruction of a release may be interrupted."""
-        for held in (self.lock, self.places, self.both.reader, self.both.writer, self.office):
+        for held in (self.lock, self.places, self.both.reader, self.both.writer, self.office, self.news):
             with suppress(RuntimeError):  # it is not held, as it should be
                 held.release()
-        with suppress(FscoordError):
-            self.group.leave()
+        for end in (self.group.leave, self.shards.leave, self.created.delete):
+            with suppress(FscoordError):
+                end()
         item, self.item = self.item, None
         if item is not None:
             with suppress(RuntimeError):
@@ -301,6 +315,34 @@ class Worker:
             with suppress(StoreTimeoutError):
                 self.store.wait([key, f"scratch/{rng.randrange(20)}"], rng.uniform(0, 0.05))
 
+    def step_transact(self, rng: random.Random) -> None:
+        """Move something from one key to the other, unless another process changes one of them meanwhile."""
+        found = [self.store.get(key, default=None) for key in ("purse/a", "purse/b")]
+        a, b = (int(text or 0) for text in found)
+        moved = rng.randint(1, 9)
+        self.journal.write("B", "move")
+        compared = dict(zip(("purse/a", "purse/b"), found, strict=True))
+        changed = {"purse/a": str(a - moved), "purse/b": str(b + moved)}
+        if self.store.transact(compare=compared, set=changed, add={"moves": 1}):
+            self.journal.write("A", "move")
+            if a + b:
+                self.bad(f"purse/a is {a} and purse/b is {b}")
+
+    def step_watch(self, rng: random.Random) -> None:
+        """Watch the counters, which only rise."""
+        seen: dict[str, int] = {}
+        with (
+            suppress(StoreTimeoutError, CompactedError),
+            self.store.watch("own/", timeout=rng.uniform(0, 0.2)) as watch,
+        ):
+            for change in watch:
+                number = int(change.value or -1)
+                if number <= seen.get(change.key, 0):
+                    self.bad(f"a watch has found {change.key} as {number} after {seen.get(change.key)}")
+                seen[change.key] = number
+                if sum(seen.values()) % 5 == 0:
+                    return
+
     def step_long(self, rng: random.Random) -> None:
         """Set or read a value that is not kept in memory."""
         key = f"long/{rng.randrange(2)}"
@@ -432,6 +474,79 @@ class Worker:
                 self.bad(f"worker {self.slot} is not in the group that it has joined")
         if data.encode() in [each.data for each in group.members()]:
             self.bad(f"worker {self.slot} is in the group that it has left")
+
+    def step_flag(self, rng: random.Random) -> None:
+        chance = rng.random()
+        if chance < 0.3:
+            self.flag.set()
+        elif chance < 0.6:
+            self.flag.clear()
+        elif not self.flag.wait(rng.choice([0, 0.05, 1.5])):
+            self.flag.is_set()
+
+    def step_news(self, rng: random.Random) -> None:
+        with self.news:
+            with self.inside(NEWS):
+                time.sleep(rng.uniform(0, 0.003))
+            if rng.random() < 0.5:
+                self.news.notify(rng.randint(1, 2))
+            else:
+                self.news.wait(rng.choice([0, 0.05, 1.5]))
+                with self.inside(NEWS):
+                    pass
+
+    def step_circle(self, rng: random.Random) -> None:
+        try:
+            before = self.circle.wait(rng.choice([0, 0.1, 2]))
+        except BrokenBarrierError:
+            self.circle.reset()
+        else:
+            if before not in range(PARTIES):
+                self.bad(f"{before} calls came before this one in a round of {PARTIES}")
+
+    def step_bucket(self, rng: random.Random) -> None:
+        self.journal.write("B", "token", 1)
+        if rng.random() < 0.5:
+            taken = self.bucket.try_acquire()
+        else:
+            try:
+                self.bucket.acquire(timeout=rng.choice([0, 0.1, 2]))
+                taken = True
+            except StoreTimeoutError:
+                taken = False
+        if taken:
+            self.journal.write("A", "token", 1)
+
+    def step_shards(self, rng: random.Random) -> None:
+        """Be a member, and work on each partition, of which a later holder has a greater token."""
+        group = self.shards = Partitioner(self.store, "shards", SHARDS)
+        with group:
+            for _ in range(rng.randint(1, 4)):
+                for number, token in group.partitions.items():
+                    with self.inside(SHARD + number):
+                        _, last = self.sections.numbers(SHARD + number)
+                        if token < last:
+                            self.bad(f"token {token} of partition {number} comes after {last}")
+                        self.sections.set_numbers(SHARD + number, 0, token)
+                        time.sleep(rng.uniform(0, 0.003))
+                if rng.random() < 0.3:
+                    with suppress(StoreTimeoutError):
+                        group.wait_changed(timeout=rng.choice([0.05, 1.5]))
+                group.rebalance()
+
+    def step_created(self, rng: random.Random) -> None:
+        number, data = rng.randrange(CREATED), str(self.number())
+        key = self.created = Ephemeral(self.store, f"ephemeral/{number}", data)
+        if not key.create():
+            return
+        try:
+            with self.inside(EPHEMERAL + number):
+                if key.get() != data.encode():
+                    self.bad(f"worker {self.slot} has created ephemeral/{number}, and it is {key.get()!r}")
+                time.sleep(rng.uniform(0, 0.003))
+        finally:
+            if not key.delete():
+                self.bad(f"ephemeral/{number} of worker {self.slot} was gone before it was deleted")
 
     def step_put(self, rng: random.Random) -> None:
         name, number = rng.choice(["jobs", "tasks"]), self.number()
@@ -567,15 +682,19 @@ MAIN = {
     "step_own": 14, "step_trail": 8, "step_add": 8, "step_pair": 6, "step_scratch": 14, "step_long": 0.6,
     "step_push": 3, "step_pop": 4, "step_look": 5, "step_compact": 0.12, "step_visit": 1.5,
     "step_lock": 8, "step_places": 5, "step_both": 5, "step_office": 4, "step_group": 3, "step_put": 5, "step_take": 9,
-    "step_once": 2, "step_latch": 2, "step_row": 6, "step_fork": 4, "step_double": 1,
+    "step_once": 2, "step_latch": 2, "step_row": 6, "step_fork": 4, "step_double": 1, "step_transact": 5,
+    "step_watch": 2, "step_flag": 4, "step_news": 3, "step_circle": 3, "step_bucket": 3, "step_shards": 3,
+    "step_created": 3,
 }  # fmt: skip
 BESIDE = {
     "step_add": 20, "step_pair": 10, "step_scratch": 30, "step_push": 3, "step_pop": 4, "step_look": 3,
-    "step_lock": 5, "step_put": 3, "step_take": 5, "step_fork": 2,
+    "step_lock": 5, "step_put": 3, "step_take": 5, "step_fork": 2, "step_transact": 3, "step_flag": 2,
 }  # fmt: skip
 CHILD = {
     "step_add": 5, "step_pair": 2, "step_scratch": 5, "step_push": 2, "step_pop": 2, "step_lock": 4, "step_places": 2,
     "step_put": 2, "step_take": 3, "step_office": 2, "step_group": 2, "step_compact": 0.05, "step_visit": 0.5,
+    "step_transact": 2, "step_watch": 1, "step_flag": 1, "step_news": 1, "step_circle": 1, "step_bucket": 1,
+    "step_shards": 2, "step_created": 1,
 }  # fmt: skip
 
 

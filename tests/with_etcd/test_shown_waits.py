@@ -10,7 +10,7 @@ from support.internals import timing
 from support.places import start_thread, until
 
 from fscoord import PrefixStore, barrier
-from fscoord.recipes import Lock
+from fscoord.recipes import Event, Lock
 from fscoord.status import SessionStatus, status
 from fscoord.store import Store
 
@@ -29,11 +29,13 @@ def waiting(store: Store) -> list[SessionStatus]:
 
 
 @pytest.mark.parametrize("prefix", ["", "job"])
-@pytest.mark.parametrize("name", ["get", "queue_pop", "barrier", "Lock"])
+@pytest.mark.parametrize("name", ["get", "queue_pop", "barrier", "Lock", "Event", "watch"])
 def test_wait_is_shown_in_words_and_deleted_at_its_end(name: str, prefix: str, server: Server) -> None:
+    """Without the prefix, the waiter is a handle that has not registered when it begins to wait."""
     place = f"shown-{name}-{prefix}"
     with server.open(place, HANG_S) as one, server.open(place, HANG_S) as other:
-        one.announce_rank(0)
+        if prefix:
+            one.announce_rank(0)
         inner, outer = (PrefixStore(prefix, each) if prefix else each for each in (one, other))
         held = Lock(outer, "dataset")
         held.acquire()
@@ -46,6 +48,12 @@ def test_wait_is_shown_in_words_and_deleted_at_its_end(name: str, prefix: str, s
                 lambda: barrier(outer, 2, "epoch 7", HANG_S, 1),
                 "barrier 'epoch 7'",
             ),
+            "Event": (lambda: Event(inner, "front").wait(HANG_S), lambda: Event(outer, "front").set(), "event 'front'"),
+            "watch": (
+                lambda: next(iter(inner.watch("front/"))),
+                lambda: outer.set("front/x", "1"),
+                f"a change of a key that begins with '{key}front/'",
+            ),
             "Lock": (lambda: Lock(inner, "dataset").acquire(timeout=HANG_S), held.release, "lock 'dataset'"),
         }
         wait, end, words = waits[name]
@@ -53,7 +61,7 @@ def test_wait_is_shown_in_words_and_deleted_at_its_end(name: str, prefix: str, s
             until(lambda: waiting(one))
             (found,) = waiting(one)
             end()
-        assert found.rank == 0
+        assert found.rank == (0 if prefix or name == "barrier" else None)
         assert found.waiting is not None
         assert found.waiting.words() == words
         assert waiting(one) == []

@@ -163,7 +163,7 @@ class Liveness:
 
 
 class Registration:
-    """Appends the session record of one handle, before the first write of the handle.
+    """Appends the session record of one handle, before the first write of the handle, or in a long wait.
 
     Args:
         introduce: a function that returns the content of the session record: host, process and label.

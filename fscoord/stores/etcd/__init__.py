@@ -411,7 +411,7 @@ class EtcdStore(Store):
     def _watch(self, prefix: bytes, after: Position | None, limit: float) -> EtcdWatch:
         _, revision = self._transactions.read([range_of(self._keys.values)], self._timeout)
         start = refuse_later(self._client, after, Position(revision, 0))
-        return EtcdWatch(self._client, self._keys.values, prefix, start, limit)
+        return EtcdWatch(self._client, self._watcher, self._keys.values, prefix, start, limit)
 
     # -- the handle ------------------------------------------------------------------------------------------------
 

@@ -6,36 +6,45 @@ from typing import TYPE_CHECKING, Any
 
 from fscoord._arguments import missing_error
 from fscoord._runtime import system
-from fscoord._waiting.changes import CHANGE_OF, Position, Watch, compacted
+from fscoord._waiting.awaited import CHANGE_OF
+from fscoord._waiting.changes import Position, Watch, compacted
 from fscoord.stores.etcd.requests import after_prefix, range_of, unb64
-from fscoord.stores.etcd.transactions import BROKEN_WATCH_PAUSE_S, WATCH_MAX_S
+from fscoord.stores.etcd.transactions import BROKEN_WATCH_PAUSE_S
 
 if TYPE_CHECKING:
     from fscoord.stores.etcd.client import Client
+    from fscoord.stores.etcd.transactions import KeyWatcher
 
 
 class EtcdWatch(Watch):
     """The watch of the keys that begin with `values` and `prefix` in etcd. `values` is not a part of a store's keys.
 
     The generation of a position is the revision of etcd. The last change of a revision has the offset 0, the one before
-    it -1, and so on. etcd reports all changes of a revision together.
+    it -1, and so on. etcd reports all changes of a revision together. `watcher` shows the waits of the store's handle.
     """
 
-    def __init__(self, client: Client, values: bytes, prefix: bytes, position: Position, limit: float) -> None:
+    def __init__(
+        self, client: Client, watcher: KeyWatcher, values: bytes, prefix: bytes, position: Position, limit: float
+    ) -> None:
         super().__init__(prefix, position, limit)
         self._client = client
+        self._watcher = watcher
         self._values = values
 
     def _wait(self, limit: float) -> bool:
-        start = system.time.monotonic()
-        waited = 0.0
-        while not self._pending:
-            self._client.refuse_if_closed()
-            self._read(max(0.0, min(limit - waited, WATCH_MAX_S)))
-            waited = system.time.monotonic() - start
-            if not self._pending and waited >= limit:
-                raise missing_error(self._client, CHANGE_OF, [self._prefix], waited)
-        return True
+        start = now = system.time.monotonic()
+        slow_logger = self._new_slow_logger(start)
+        try:
+            while not self._pending:
+                self._client.refuse_if_closed()
+                left = max(0.0, limit - (now - start))
+                self._read(min(left, self._watcher.show_if_long(slow_logger, CHANGE_OF, [self._prefix])))
+                now = system.time.monotonic()
+                if not self._pending and now - start >= limit:
+                    raise missing_error(self._client, CHANGE_OF, [self._prefix], now - start)
+            return True
+        finally:
+            slow_logger.end()
 
     def _read(self, limit: float) -> None:
         """Read the answers of one watch of etcd until a change is pending, or for `limit` seconds."""

@@ -145,15 +145,17 @@ class LeaseSession:
     def write_wait(self, longest: Shown | None, more: int) -> None:
         """Show the wait `longest` of this session to other processes. If `longest` is None, stop showing a wait.
 
-        The wait is written to a key with the session's lease. A handle without a session shows no wait. If the write
-        fails, the wait is not shown, and no error is raised.
+        The wait is written to a key with the session's lease. A handle without a session is registered first. If a
+        write fails, the wait is not shown, and no error is raised.
         """
-        number, lease = self._transactions.session_number, self._lease
-        if not number or lease is None:
-            return
-        key = self._keys.wait(number)
-        change = delete(key) if longest is None else put(key, _wait_text(longest, more), lease.number)
         try:
+            if longest is not None:
+                self.register(None, WAIT_WRITE_S)
+            number, lease = self._transactions.session_number, self._lease
+            if not number or lease is None:
+                return
+            key = self._keys.wait(number)
+            change = delete(key) if longest is None else put(key, _wait_text(longest, more), lease.number)
             self._transactions.write([change], WAIT_WRITE_S)
         except FscoordError as error:
             logger(__name__).info(

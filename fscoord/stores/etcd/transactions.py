@@ -251,12 +251,9 @@ class KeyWatcher:
                 left = limit - (now - started)
                 missing = list(seen.missing)
                 if left > 0:
-                    if shown.is_long(now):
-                        self._show(shown, QUEUE if "queue" in what else KEY, missing)
+                    longest = self.show_if_long(shown, QUEUE if "queue" in what else KEY, missing)
                     slow_logger.warn_if_due(lambda: f"{called(what, missing)} in {self._client}")  # noqa: B023
-                    # A wait that is not shown yet reads once more when it has become long.
-                    until_long = WATCH_MAX_S if shown.is_long(now) else shown.started + timing.SHOW_S - now
-                    missing, value = self.watch(seen, min(left, WATCH_MAX_S, until_long))
+                    missing, value = self.watch(seen, min(left, longest))
                     if value is not None and accept is not None:
                         return accept(value)
                 waited = system.time.monotonic() - started
@@ -265,6 +262,17 @@ class KeyWatcher:
                     raise missing_error(self._client, what, missing, waited)
         finally:
             slow_logger.end()
+
+    def show_if_long(self, slow_logger: SlowWaitLogger, kind: str, missing: list[bytes]) -> float:
+        """Show the wait of `slow_logger` if it is long. Return how long a watch lasts before the next call, in seconds.
+
+        A wait that is not shown yet reads once more when it has become long.
+        """
+        now = system.time.monotonic()
+        if not slow_logger.is_long(now):
+            return min(WATCH_MAX_S, slow_logger.started + timing.SHOW_S - now)
+        self._show(slow_logger, kind, missing)
+        return WATCH_MAX_S
 
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
         """Watch until all missing names of `seen` have been written, or for `limit` seconds.

@@ -105,7 +105,8 @@ class FileStore(Store):
         file_name: another name for `path`, as in c10d.
         timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
         rank: the rank of this process, for messages and for `members`. A handle with a world size, a rank or a label
-            registers its session when it is opened. Any other handle registers with its first write.
+            registers its session when it is opened. Any other handle registers with its first write, or with its first
+            wait of a second.
         label: a name for this process, for messages and for `members`.
         lock: the kind of lock: ``"ofd"`` (open-file-description locks, on Linux), ``"flock"``, or ``"soft"``, a marker
             file for mounts without advisory locks. All participants must give the same kind. If a process dies on

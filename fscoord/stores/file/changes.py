@@ -18,7 +18,9 @@ from fscoord._log.handle import HandleState
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.opened import open_log_file
-from fscoord._waiting.changes import CHANGE_OF, Change, Position, Watch, change_of, compacted, refuse_later
+from fscoord._waiting.awaited import CHANGE_OF
+from fscoord._waiting.changes import Change, Position, Watch, change_of, compacted, refuse_later
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import NOT_YET, THREAD_BACKEND, NotYet, WaitBackend
 from fscoord.stores.file.lifecycle import open_and_join_run
 from fscoord.stores.file.replay import _ASSIGN, KeyValueState
@@ -164,10 +166,12 @@ class _NextChange(Condition[bool]):
     """The condition that `watch` has found a change. The answer is True."""
 
     what = CHANGE_OF
-    is_logged = False
 
     def __init__(self, watch: FileWatch, log: Log, prefix: bytes) -> None:
         self._watch, self._log, self.missing = watch, log, [prefix]
+
+    def new_slow_logger(self, started: float) -> SlowWaitLogger:
+        return self._watch._new_slow_logger(started)
 
     def look(self, timeout: float, *, reads: bool) -> bool | NotYet:  # noqa: ARG002 - another handle has read
         return self._watch.look(timeout) or NOT_YET

@@ -3,7 +3,8 @@
 The file consists of slots. A wait that has lasted for `timing.SHOW_S` seconds writes its session's slot, by one
 pwrite(2), and clears the slot when the wait ends. A session reserves its slot by a lock on one byte of the liveness
 file. When the session ends, the lock is released, and another session can use the slot. If several threads of a session
-wait, `ShownWaits` selects the wait to show.
+wait, `ShownWaits` selects the wait to show. A handle that has never written has no session: such a long wait registers
+the handle.
 
 The file is opened for each write. So a forked child inherits no descriptor. On NFS the open and the close make the
 write visible to other hosts, even if direct writes are refused.
@@ -21,12 +22,13 @@ from fscoord._log.files import safe_files
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.wait_slot import EMPTY, FILE_HEADER, MAGIC, SLOT_SIZE, WaitSlot, is_blank
 from fscoord._log.log import Log
+from fscoord._log.recovery import CLOSED
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord._waiting.shown_waits import Shown, ShownWaits
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord.errors import FscoordError, InsecurePathError
+from fscoord.errors import FscoordError, InsecurePathError, StoreTimeoutError
 
 WAITS_SUFFIX: Final = ".waits"
 
@@ -38,6 +40,10 @@ SLOTS_MAX: Final = 1 << 16
 
 BLOCK: Final = 64
 """The number of slots in the first block. Each later block has twice as many slots as the block before it."""
+
+REGISTER_S: Final = 0.1
+"""How long the registration of a waiting handle may wait for the log's lock, in seconds. If another process holds the
+lock for longer, the next look of the wait, a second later, tries again."""
 
 TRIES: Final = 8
 """How many slots of each block a session tries to lock. On a network mount, each try costs a request to the server."""
@@ -59,9 +65,24 @@ class WaitSlots:
         self._has_warned = False
 
     def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
-        """Show the wait of `slow_logger`; see `ShownWaits.show`. A handle without a session has no slot."""
-        if self._log.session_if_ready and not system.is_fake_fs():
+        """Show the wait of `slow_logger`; see `ShownWaits.show`. A handle that only reads has no session, and no slot.
+
+        The caller has armed its wait, because a registration reads the log: a record that it finds must end the wait.
+        """
+        if not system.is_fake_fs() and self._has_session():
             self._waits.show(slow_logger, kind, keys)
+
+    def _has_session(self) -> bool:
+        """Return whether the handle has a session. If it has none yet, try to register one."""
+        log = self._log
+        if not log.session_if_ready and not log.read_only and not log.handle.recovery & CLOSED:
+            try:
+                log.register(REGISTER_S)
+            except StoreTimeoutError as error:
+                logger(__name__).debug("%s: a waiting handle could not register: %s", log.path, str(error))
+            except FscoordError as error:  # if the handle is of no use any more, the next look raises the error
+                self._log_failure(error)
+        return log.session_if_ready != 0
 
     def _write(self, longest: Shown | None, more: int) -> None:
         """Write the wait `longest` to the session's slot; None: clear the slot. The handle may be closed already."""

@@ -67,9 +67,6 @@ class Condition(ABC, Generic[T]):
     kind = KEY
     """The kind of the missing keys, for tools that show waits; see `Awaited`."""
 
-    is_logged = True
-    """Whether a long wait is logged, and shown to other processes."""
-
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
     span_kind = "wait"
@@ -268,7 +265,7 @@ class FileWait(Generic[T]):
         # Arming for one missing key is enough, because the wait can't end while this key is missing. If this key exists
         # now, the next look arms for another missing key.
         self._state = ARMED if self._armed_for == condition.missing[0] else UNARMED
-        if now >= self._due and condition.is_logged:
+        if now >= self._due:
             self._make_known(now)
         return NOT_YET
 
@@ -300,7 +297,7 @@ class FileWait(Generic[T]):
         polls for this host, this wait rarely calls `look`.
         """
         now = system.time.monotonic()
-        if now >= self._due and self._condition.is_logged:
+        if now >= self._due:
             self._make_known(now)
         death_watch = self._condition.death_watch
         return death_watch is not None and death_watch.is_check_due()
