@@ -162,7 +162,7 @@ def handlers(pid):
     for each in descendants(pid):
         with ENDED:
             words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
-            if b"train.py" in words[:3]:  # a worker: its launcher has more words
+            if b"requeued.py" in words[:3]:  # a worker: its launcher has more words
                 (caught,) = re.findall(r"^SigCgt:\s(\w+)$", Path(f"/proc/{each}/status").read_text(), re.MULTILINE)
                 count += int(caught, 16) >> (signal.SIGUSR1 - 1) & 1
     return count
