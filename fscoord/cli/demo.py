@@ -160,7 +160,7 @@ def _losses(store: Store, members: list[subprocess.Popen[bytes]]) -> list[dict[s
 
 
 def _report(files: list[str], counts: list[dict[str, Any]], members: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Return the report, in the form described in ``docs/cli/demo.md``."""
+    """Return the report, in the form described in ``docs/cli/doctor.md``."""
     words: Counter[str] = Counter()
     by_rank: list[list[int]] = [[] for _ in members]
     for found in counts:

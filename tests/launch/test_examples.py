@@ -19,7 +19,7 @@ import fscoord
 from fscoord.testing.contract.place import until
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-HOW_TO = EXAMPLES.parent / "docs" / "how-to" / "slurm.md"
+HOW_TO = EXAMPLES.parent / "docs" / "how-to" / "launchers.md"
 ENDED = suppress(FileNotFoundError, ProcessLookupError)  # a process that ends while /proc shows it raises either
 COUNTS = ["[0] 3 the", "[0] 2 cat", "[0] 1 dog", "[0] 1 saw"]
 
@@ -120,9 +120,9 @@ def test_checkpoint_of_the_how_to_is_resumed_by_the_requeued_job(tmp_path, slurm
     """The test sends SIGUSR1 as Slurm does: to all processes that `srun` has started, when all workers run."""
     texts = [block.text for block in pages.blocks(HOW_TO)]
     (batch,) = [text for text in texts if "scontrol requeue" in text and text.startswith("#!")]
-    (program,) = [text for text in texts if text.startswith("# train.py") and "Preemption" in text]
+    (program,) = [text for text in texts if text.startswith("# requeued.py")]
     (tmp_path / "job.sbatch").write_text(batch.replace("/scratch/$USER", str(tmp_path)))
-    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "requeued.py").write_text(program)
     kept = tmp_path / "checkpoints"
 
     def start(**variables):
@@ -162,7 +162,7 @@ def handlers(pid):
     for each in descendants(pid):
         with ENDED:
             words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
-            if b"train.py" in words[:3]:  # a worker: its launcher has more words
+            if b"requeued.py" in words[:3]:  # a worker: its launcher has more words
                 (caught,) = re.findall(r"^SigCgt:\s(\w+)$", Path(f"/proc/{each}/status").read_text(), re.MULTILINE)
                 count += int(caught, 16) >> (signal.SIGUSR1 - 1) & 1
     return count

@@ -43,7 +43,7 @@ CASES = {
 
 
 def test_page_has_a_case_for_each_script() -> None:
-    assert set(SCRIPTS) == {*CASES, "agent.sh"}
+    assert set(SCRIPTS) == {*CASES, "agent.sh", "job.sbatch"}  # test_examples runs the last one
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,7 +81,7 @@ def test_script_starts_the_ranks_of_one_job(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == ["4 processes on 1 hosts"]
+    assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == ["4 processes, hosts: 1"]
 
 
 def test_pod_of_an_indexed_job_finds_its_rank() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.packages
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "bootstrap.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "rendezvous.md"
 
 
 def test_ranks_of_gloo_add_up_as_the_page_says(tmp_path: Path) -> None:

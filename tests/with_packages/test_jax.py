@@ -23,7 +23,7 @@ from fscoord.integrations import jax as integration
 pytestmark = pytest.mark.packages
 
 WORKER = Path(__file__).with_name("jax_worker.py")
-PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "jax.md"
+PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "jax-lightning.md"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "SLURM_", "OMPI_", "PMI", "FLUX_", "PALS_", "PYTEST_XDIST_", "FSCOORD_")
 LIMIT_S = 200
 """When a process that hangs is killed; JAX itself would wait longer."""

@@ -20,7 +20,7 @@ from fscoord.integrations.lightning import FscoordEnvironment
 
 pytestmark = pytest.mark.packages
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "jax-lightning.md"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "OMPI_", "PMI", "FLUX_", "PALS_")
 LIMIT_S = 200
 """When a process that hangs is killed."""
