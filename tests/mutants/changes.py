@@ -1849,5 +1849,12 @@ MUTANTS = (
         "",
         (f"{COMBINER}::test_time_of_a_late_write_begins_once",),
     ),
+    Mutant(
+        "a waiter that has written nothing is shown to nobody",
+        "WaitSlots._has_session",
+        "                log.register(REGISTER_S)\n",
+        "                pass\n",
+        ("tests/faults/test_wait_slots.py::test_wait_that_cannot_register_goes_on_and_is_shown_when_the_log_is_free",),
+    ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""

@@ -67,7 +67,8 @@ class WaitSlots:
     def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
         """Show the wait of `slow_logger`; see `ShownWaits.show`. A handle that only reads has no session, and no slot.
 
-        The caller has armed its wait, because a registration reads the log: a record that it finds must end the wait.
+        The wait is armed, or looks again before it sleeps: a registration reads the log, so a record that it finds must
+        still end the wait.
         """
         if not system.is_fake_fs() and self._has_session():
             self._waits.show(slow_logger, kind, keys)
