@@ -184,20 +184,32 @@ DIFFERENCES: Final[dict[str, str]] = {
 HERE: Final = Path(__file__).resolve().parent
 
 
+class NoSourceError(Exception):
+    """The source distribution of a peer could not be downloaded, or pip could not build it."""
+
+
 def version_of(peer: str) -> str:
     """Return the version of the peer that is installed."""
     return python_version() if peer == "cpython" else version(peer)
 
 
 def root_of(peer: str, directory: Path) -> Path:
-    """Return the directory with the tests of `peer`. Unpack its source distribution in `directory`."""
+    """Return the directory with the tests of `peer`. Unpack its source distribution in `directory`.
+
+    Raises:
+        NoSourceError: pip did not get the source distribution.
+    """
     if peer == "cpython":
         return HERE
     name = f"{peer.replace('-', '_')}-{version(peer)}"
     archive = Path(os.environ.get("FSCOORD_PEERS", directory)) / f"{name}.tar.gz"
     if not archive.exists():
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", peer]
-        subprocess.run([*pip, f"{peer}=={version(peer)}", "--dest", str(archive.parent)], check=True, timeout=600)
+        done = subprocess.run([*pip, f"{peer}=={version(peer)}", "--dest", str(archive.parent)], timeout=600)
+        if done.returncode:
+            raise NoSourceError(
+                f"pip did not get {archive.name}; put it in a directory, and name that by FSCOORD_PEERS"
+            )
     with tarfile.open(archive) as packed:
         packed.extractall(directory, filter="data")
     return directory / name
@@ -243,7 +255,11 @@ def judge(peer: str, files: list[str]) -> list[str]:
     unexpected: list[str] = []
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix=f"{peer}-") as name:
-        root = root_of(peer, Path(name))
+        try:
+            root = root_of(peer, Path(name))
+        except NoSourceError as error:
+            print(f"{peer}: {error}", flush=True)
+            return [f"{peer}: {error}"]
         found = sorted(each for pattern in FILES[peer] for each in root.glob(pattern))
         for file in files or [str(each.relative_to(root)) for each in found if USES.search(each.read_text())]:
             outcomes = run(peer, root, file, Path(name) / "report.xml")
