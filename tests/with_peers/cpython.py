@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from test import lock_tests, test_queue
-from with_peers import queues
+from with_peers import barriers, queues
 
-from fscoord import BrokenBarrierError, FileStore, recipes as ours
+from fscoord import FileStore, recipes as ours
 
 directory = tempfile.TemporaryDirectory(prefix="cpython-")
 store = FileStore(Path(directory.name) / "store", timeout=30)
@@ -59,21 +59,8 @@ class ConditionTests(lock_tests.ConditionTests):
         return ours.Condition(store, uuid.uuid4().hex, lock)
 
 
-class Barrier(ours.CyclicBarrier):
-    """A barrier with the properties and the error of `threading`, because the tests name them."""
-
-    broken = property(ours.CyclicBarrier.is_broken)
-    n_waiting = property(ours.CyclicBarrier.n_waiting)  # type: ignore[assignment]
-
-    def wait(self, timeout: float | None = None) -> int:
-        try:
-            return super().wait(timeout)
-        except BrokenBarrierError as error:
-            raise threading.BrokenBarrierError from error
-
-
 class BarrierTests(lock_tests.BarrierTests):
-    barriertype = staticmethod(on_the_store(Barrier))
+    barriertype = staticmethod(on_the_store(barriers.Barrier))
 
 
 class Queue(queues.Queue):
