@@ -33,6 +33,8 @@ import hypothesis
 import pytest
 from support.internals import log_module as log_file, mount_module as mount, opened, resend_lost_signals
 
+from fscoord.aio import _executor
+
 SEED = int(os.environ.setdefault("FSCOORD_SEED", str(random.SystemRandom().randrange(2**32))))  # for workers as well
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
 NOBODY = 65534
@@ -56,20 +58,33 @@ hypothesis.settings.load_profile("fscoord")
 def pytest_configure(config: pytest.Config) -> None:
     _keep_bytecode(config)
     _let_keys_end_programs()
+    _executor.IDLE_S = 0.01  # type: ignore[misc]  # or the check for leaks would wait for threads of `fscoord.aio`
 
 
 def _keep_bytecode(config: pytest.Config) -> None:
-    """Keep bytecode for the session where the environment forbids to write it beside the source.
+    """Keep bytecode in pytest's cache where the environment forbids to write it beside the source.
 
     Tests start thousands of interpreters. Each would compile the package again, which takes three times as long as the
-    rest of its start. The workers of pytest-xdist start later, and inherit the directory.
+    rest of its start. Each worker of pytest-xdist would also rewrite the assertions of all tests, which is more than
+    half of the time that it needs to collect them. The workers start later, and inherit the directory.
     """
     if sys.dont_write_bytecode:
-        directory = tempfile.mkdtemp(prefix="fscoord-bytecode-")
-        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))  # a lost child may still write there
+        if config.pluginmanager.has_plugin("cacheprovider"):
+            directory = str(config.cache.mkdir("bytecode"))
+            _forget_bytecode(directory)
+        else:
+            directory = tempfile.mkdtemp(prefix="fscoord-bytecode-")
+            config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))  # a lost child may write there
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = directory
         sys.dont_write_bytecode = False
+
+
+def _forget_bytecode(directory: str) -> None:
+    """Remove the bytecode of directories that are gone, such as those of earlier tests."""
+    for folder, _, _ in os.walk(directory):
+        if not os.path.isdir(folder.removeprefix(directory) or "/"):
+            shutil.rmtree(folder, ignore_errors=True)  # another session may do the same
 
 
 def _let_keys_end_programs() -> None:

@@ -23,7 +23,7 @@ import pytest
 from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
 from support.combining import HANG_S, Seat, share
 from support.internals import log_of, watcher_of
-from support.interrupts import At
+from support.interrupts import At, TimeoutOrPermissionError, ValueOrLookupError
 from support.places import until
 
 from fscoord import FileStore, HashStore, StoreTimeoutError
@@ -37,7 +37,7 @@ from fscoord.collectives import c10d
 from fscoord.errors import StoreUnavailableError
 from fscoord.stores.file.operations import Operation
 
-EXCEPTIONS = [TimeoutError, PermissionError, ValueError, RuntimeError, KeyError]
+EXCEPTIONS = [TimeoutOrPermissionError, ValueOrLookupError, RuntimeError]
 SLOW = {"wait", "wait_alive"}
 
 
@@ -165,7 +165,7 @@ def wait(store: FileStore) -> None:
 
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
-@pytest.mark.parametrize("exception", [TimeoutError, ValueError])
+@pytest.mark.parametrize("exception", [TimeoutOrPermissionError, ValueOrLookupError])
 def test_exception_of_a_handler_is_raised_by_compaction(path: str, lock: str, exception: type[Exception]) -> None:
     """Each time of another log, because the points of a compaction grow in number with those before."""
     for number in itertools.count(1):
