@@ -30,7 +30,6 @@ from fscoord._log.files import safe_files
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
 
 HANG_S = 60
-KINDS = ["ofd", "flock", "soft"]
 KERNEL_KINDS = ["ofd", "flock"]
 
 OPERATIONS: dict[str, Callable[[FileStore], Any]] = {
