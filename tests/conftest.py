@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import importlib
+import importlib.util
 import itertools
 import os
 import pickle
@@ -133,6 +133,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_auto_num_workers() -> int:
     """For ``-n auto``: two workers for each core, because half of a test's time is spent in waits."""
     return 2 * (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Let one worker of pytest-xdist rewrite the assertions of all tests, if there is no bytecode of them yet.
+
+    That takes more than half of the time that a worker needs to collect the tests. The others wait for it.
+    """
+    worker, module = getattr(session.config, "workerinput", None), Path(__file__).parent / "test_tidy.py"
+    rewritten = f"{module.stem}.{sys.implementation.cache_tag}-pytest-*.pyc"
+    if worker is None or any(Path(importlib.util.cache_from_source(str(module))).parent.glob(rewritten)):
+        return (yield)
+    is_first = worker["workerid"] == "gw0"
+    collected, until = Path(session.config.option.basetemp).parent / "collected", time.monotonic() + PATIENCE_S
+    while not is_first and not collected.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    try:
+        return (yield)
+    finally:
+        collected.touch()
 
 
 def pytest_collection_finish() -> None:
