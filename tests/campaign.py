@@ -26,6 +26,7 @@ PARTS = (
     "contract/test_locks.py",
     "contract/test_queues.py",
     "faults/test_arrival_slots.py",
+    "faults/test_combined_kills.py",
     "faults/test_compaction.py",
     "faults/test_crash_states.py",
     "faults/test_every_call.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import importlib
+import importlib.util
 import itertools
 import os
 import pickle
@@ -33,6 +33,8 @@ import hypothesis
 import pytest
 from support.internals import log_module as log_file, mount_module as mount, opened, resend_lost_signals
 
+from fscoord.aio import _executor
+
 SEED = int(os.environ.setdefault("FSCOORD_SEED", str(random.SystemRandom().randrange(2**32))))  # for workers as well
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
 NOBODY = 65534
@@ -56,20 +58,33 @@ hypothesis.settings.load_profile("fscoord")
 def pytest_configure(config: pytest.Config) -> None:
     _keep_bytecode(config)
     _let_keys_end_programs()
+    _executor.IDLE_S = 0.01  # type: ignore[misc]  # or the check for leaks would wait for threads of `fscoord.aio`
 
 
 def _keep_bytecode(config: pytest.Config) -> None:
-    """Keep bytecode for the session where the environment forbids to write it beside the source.
+    """Keep bytecode in pytest's cache where the environment forbids to write it beside the source.
 
     Tests start thousands of interpreters. Each would compile the package again, which takes three times as long as the
-    rest of its start. The workers of pytest-xdist start later, and inherit the directory.
+    rest of its start. Each worker of pytest-xdist would also rewrite the assertions of all tests, which is more than
+    half of the time that it needs to collect them. The workers start later, and inherit the directory.
     """
     if sys.dont_write_bytecode:
-        directory = tempfile.mkdtemp(prefix="fscoord-bytecode-")
-        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))  # a lost child may still write there
+        if config.pluginmanager.has_plugin("cacheprovider"):
+            directory = str(config.cache.mkdir("bytecode"))
+            _forget_bytecode(directory)
+        else:
+            directory = tempfile.mkdtemp(prefix="fscoord-bytecode-")
+            config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))  # a lost child may write there
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = directory
         sys.dont_write_bytecode = False
+
+
+def _forget_bytecode(directory: str) -> None:
+    """Remove the bytecode of directories that are gone, such as those of earlier tests."""
+    for folder, _, _ in os.walk(directory):
+        if not os.path.isdir(folder.removeprefix(directory) or "/"):
+            shutil.rmtree(folder, ignore_errors=True)  # another session may do the same
 
 
 def _let_keys_end_programs() -> None:
@@ -118,6 +133,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_auto_num_workers() -> int:
     """For ``-n auto``: two workers for each core, because half of a test's time is spent in waits."""
     return 2 * (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Let one worker of pytest-xdist rewrite the assertions of all tests, if there is no bytecode of them yet.
+
+    That takes more than half of the time that a worker needs to collect the tests. The others wait for it.
+    """
+    worker, module = getattr(session.config, "workerinput", None), Path(__file__).parent / "test_tidy.py"
+    rewritten = f"{module.stem}.{sys.implementation.cache_tag}-pytest-*.pyc"
+    if worker is None or any(Path(importlib.util.cache_from_source(str(module))).parent.glob(rewritten)):
+        return (yield)
+    is_first = worker["workerid"] == "gw0"
+    collected, until = Path(session.config.option.basetemp).parent / "collected", time.monotonic() + PATIENCE_S
+    while not is_first and not collected.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    try:
+        return (yield)
+    finally:
+        collected.touch()
 
 
 def pytest_collection_finish() -> None:

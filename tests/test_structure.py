@@ -132,11 +132,34 @@ def test_methods_are_not_declared_for_the_type_checker_only() -> None:
 # Private names
 
 
-def nodes_of_tests() -> Iterator[tuple[str, ast.AST]]:
-    """Yield each node of each file of the tests with the path of the file below `TESTS`."""
-    for path in TESTS.rglob("*.py"):
-        name = path.relative_to(TESTS).as_posix()
-        yield from ((name, node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+class Found(NamedTuple):
+    """What the rules ask for in the tests, each with the file that has it: their trees together fill the memory.
+
+    Attributes:
+        imports: the names that are imported.
+        insides: the expressions that read the inside of a store.
+        tests: the names of tests, also of those that the package offers for other stores.
+    """
+
+    imports: list[tuple[str, str]]
+    insides: list[tuple[str, str]]
+    tests: list[tuple[str, str]]
+
+
+@functools.cache
+def found_in_tests() -> Found:
+    found = Found([], [], [])
+    for path in (*TESTS.rglob("*.py"), *PACKAGE.glob("testing/**/*.py")):
+        is_test = path.is_relative_to(TESTS)
+        name = path.relative_to(TESTS if is_test else PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                found.tests.append((name, node.name))
+            elif is_test and isinstance(node, ast.Import | ast.ImportFrom):
+                found.imports.extend((name, dotted) for dotted in imported(node))
+            elif is_test and isinstance(node, ast.Attribute) and node.attr in {"_log", "_notifier"}:
+                found.insides.append((name, ast.unparse(node)))
+    return found
 
 
 def test_log_is_imported_by_tests_of_its_parts_and_by_support_only() -> None:
@@ -144,22 +167,18 @@ def test_log_is_imported_by_tests_of_its_parts_and_by_support_only() -> None:
     allowed = ("unit/", "faults/", "support/")
     wrong = {
         f"{name}: {dotted}"
-        for name, node in nodes_of_tests()
-        if not name.startswith(allowed) and isinstance(node, ast.Import | ast.ImportFrom)
-        for dotted in imported(node)
-        if dotted.startswith("fscoord._log")
+        for name, dotted in found_in_tests().imports
+        if not name.startswith(allowed) and dotted.startswith("fscoord._log")
     }
     compare(wrong, set(), "import it from `support.internals`")
 
 
 def test_tests_get_the_inside_of_a_store_from_one_module() -> None:
     """`support.internals` names the attributes. Programs in strings, which run without the tests' modules, may, too."""
-    wrong = set()
-    for name, node in nodes_of_tests():
-        if isinstance(node, ast.Attribute) and node.attr in {"_log", "_notifier"}:
-            wrong.add(f"{name}: {ast.unparse(node)}")
     wrong = {
-        each for each in wrong if not each.endswith((": fscoord._log", "._driver._notifier")) and ": self._" not in each
+        f"{name}: {read}"
+        for name, read in found_in_tests().insides
+        if read != "fscoord._log" and not read.endswith("._driver._notifier") and not read.startswith("self._")
     }
     known = {f"support/internals.py: store.{name}" for name in ("_log", "_notifier")}
     compare(wrong, known, "`support.internals` reads the inside of a store")
@@ -244,16 +263,8 @@ def test_private_packages_state_their_purpose() -> None:
 # Tests
 
 
-def names_of_tests() -> Iterator[tuple[str, str]]:
-    """Yield the file and the name of each test, also of those that the package offers for other stores."""
-    for path in (*TESTS.rglob("*.py"), *PACKAGE.glob("testing/**/*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                yield path.name, node.name
-
-
 def test_names_of_tests_begin_with_their_subject_and_are_short() -> None:
-    found = list(names_of_tests())
+    found = found_in_tests().tests
     assert len(found) > 2000
     wrong = [test for test in found if test[1].split("_")[1] in NOT_A_SUBJECT or len(test[1]) > NAME_MAX]
     assert wrong == []

@@ -1,4 +1,4 @@
-"""Threads that end at once, and the fixture `every_call_is_an_await`."""
+"""The fixtures `make_executor` and `every_call_is_an_await`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ import pytest
 from fscoord.aio import AsyncStore, _executor
 from fscoord.aio._executor import CallExecutor
 from fscoord.store import Store
-
-
-@pytest.fixture(autouse=True)
-def _idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the check for leaks would wait for them after each test."""
-    monkeypatch.setattr(_executor, "IDLE_S", 0.01)
 
 
 @pytest.fixture

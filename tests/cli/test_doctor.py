@@ -237,7 +237,17 @@ def test_full_disk_is_an_error_that_leaves_nothing_in_the_directory(fscoord, ful
     assert os.listdir(full_disk) == ["ballast"]
 
 
-def test_disk_that_fills_up_during_the_examination_is_left_without_its_files(fscoord, full_disk):
+FAST = """
+import time
+monotonic = time.monotonic
+time.monotonic = lambda: 10 * monotonic()
+"""
+
+
+def test_disk_that_fills_up_during_the_examination_is_left_without_its_files(fscoord, full_disk, tmp_path, monkeypatch):
+    """The clocks of the processes that probe are fast, so that they soon give up those that have failed."""
+    Path(tmp_path, "sitecustomize.py").write_text(FAST)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     os.truncate(full_disk / "ballast", 48 << 10)
     done = fscoord("doctor", str(full_disk))
     assert "No space left on device" in done.out.decode() + done.err

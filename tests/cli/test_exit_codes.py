@@ -401,6 +401,9 @@ def test_ctrl_c_ends_a_wait_without_output_and_with_130(process, line_with, word
     assert (child.returncode, out, said.strip()) == (130, b"", b"")
 
 
+NOTE_SOON = "from fscoord.cli import main, output; output.NOTE_AFTER_S = 0.01; main()"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -423,7 +426,7 @@ def test_wait_that_lasts_is_told_on_a_terminal(path, words, said):
         said = said.replace("HELD", held)
         child, parent = os.openpty()
         with subprocess.Popen(
-            [sys.executable, "-m", "fscoord", *words],
+            [sys.executable, "-c", NOTE_SOON, *words],
             stderr=parent,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "FSCOORD_STORE": path},

@@ -163,16 +163,23 @@ def test_completion_completes_verbs(process):
     assert (child.returncode, out) == (0, b"plain,barrier\n")
 
 
-def completed(process, *words, store=None):
-    """Return the type and text of each word that is offered for the last of `words`."""
-    line = " ".join(["fscoord", *words])
-    variables = {"_FSCOORD_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
-    if store is not None:
-        variables["FSCOORD_STORE"] = store
-    child = process(env=variables)
-    out, said = child.communicate()
-    assert (child.returncode, said) == (0, b"")
-    return out.decode().split()
+@pytest.fixture
+def completed(fscoord, monkeypatch):
+    """Give `completed(*words)`: the type and text of each word that is offered for the last of `words`."""
+
+    def call(*words, store=None):
+        line = " ".join(["fscoord", *words])
+        variables = {"_FSCOORD_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+        if store is not None:
+            variables["FSCOORD_STORE"] = store
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            fscoord()
+        assert (ended.value.code, sys.stderr.buffer.getvalue()) == (0, b"")
+        return sys.stdout.buffer.getvalue().decode().split()
+
+    return call
 
 
 @pytest.fixture
@@ -223,31 +230,31 @@ SHARDS = ["bell", "item/80000000-0000000000000000", "number"]
     ],
     ids=lambda value: "-".join(value),
 )
-def test_keys_and_names_of_the_store_are_completed(process, filled, words, offers):
-    assert completed(process, *words) == [f"plain,{offer}" for offer in offers]
+def test_keys_and_names_of_the_store_are_completed(completed, filled, words, offers):
+    assert completed(*words) == [f"plain,{offer}" for offer in offers]
 
 
-def test_queues_are_completed_after_a_compaction(process, path):
+def test_queues_are_completed_after_a_compaction(completed, path):
     with FileStore(path) as store:
         for queue in ("work", "spent"):
             store.queue_push(queue, "x")
         store.queue_pop("spent")
         store.compact()
         store.queue_push("later", "x")
-    assert completed(process, "pop", "") == ["plain,later", "plain,work"]
+    assert completed("pop", "") == ["plain,later", "plain,work"]
 
 
-def test_completion_reads_the_store_of_the_command_line(process, filled, tmp_path):
-    assert completed(process, "get", "--store", filled, "ph", store=f"{tmp_path}/none") == ["plain,phase"]
-    assert completed(process, "--store", f"file:{filled}", "get", "ph", store=f"{tmp_path}/none") == ["plain,phase"]
+def test_completion_reads_the_store_of_the_command_line(completed, filled, tmp_path):
+    assert completed("get", "--store", filled, "ph", store=f"{tmp_path}/none") == ["plain,phase"]
+    assert completed("--store", f"file:{filled}", "get", "ph", store=f"{tmp_path}/none") == ["plain,phase"]
 
 
 @pytest.mark.parametrize("store", ["none", "text", "tcp://127.0.0.1:1", "nonsense:x", ""])
-def test_store_that_cannot_be_read_offers_nothing_says_nothing_and_is_not_made(process, tmp_path, store):
+def test_store_that_cannot_be_read_offers_nothing_says_nothing_and_is_not_made(completed, tmp_path, store):
     (tmp_path / "text").write_text("hello")
     address = f"{tmp_path}/{store}" if store in ("none", "text") else store
-    assert completed(process, "get", "k", store=address) == []
-    assert completed(process, "pop", "k", store=address) == []
+    assert completed("get", "k", store=address) == []
+    assert completed("pop", "k", store=address) == []
     assert [file.name for file in tmp_path.iterdir()] == ["text"]
 
 
@@ -255,17 +262,17 @@ def test_store_that_cannot_be_read_offers_nothing_says_nothing_and_is_not_made(p
     "words",
     [["verify", "x"], ["cp", "a", "x"], ["ps", "x"], ["top", "x"], ["get", "--store", "x"], ["repair", "-o", "x"]],
 )
-def test_paths_are_completed_as_files(process, words):
-    assert completed(process, *words) == ["file,x"]
+def test_paths_are_completed_as_files(completed, words):
+    assert completed(*words) == ["file,x"]
 
 
 @pytest.mark.parametrize("words", [["doctor", "x"], ["trace", "report", "x"]])
-def test_directories_are_completed_as_such(process, words):
-    assert completed(process, *words) == ["dir,x"]
+def test_directories_are_completed_as_such(completed, words):
+    assert completed(*words) == ["dir,x"]
 
 
-def test_subcommands_are_completed(process):
-    assert completed(process, "trace", "re") == ["plain,report"]
+def test_subcommands_are_completed(completed):
+    assert completed("trace", "re") == ["plain,report"]
 
 
 def test_verbose_option_logs_to_standard_error_before_and_behind_the_verb(fscoord):

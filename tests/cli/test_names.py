@@ -135,7 +135,9 @@ def test_tables_show_a_name_as_messages_do(fscoord, place, monkeypatch):
     ],
     ids=lambda value: b"-".join(map(os.fsencode, value)).decode("ascii", "ignore") if isinstance(value, list) else "",
 )
-def test_name_is_a_field_in_base64_in_every_json_document(fscoord, place, words, fields):
+def test_name_is_a_field_in_base64_in_every_json_document(fscoord, place, words, fields, monkeypatch):
+    if words[-1] == ".":  # the examination of the other directory is a whole one
+        monkeypatch.setattr("fscoord.doctor.examination.probes.run", lambda *_: iter(()))
     fscoord("set", NAME, "v")
     os.mkdir(b"dir" + NAME)
     done = fscoord(*(place if word == "STORE" else word for word in words))

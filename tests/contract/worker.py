@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.opening import open_spec
-from support.internals import log_of
+from support.internals import log_of, timing
 
 import fscoord
 from fscoord.barriers import StoreBarrier
@@ -274,6 +274,7 @@ def tree(store: Any, rank: int, group_size: int) -> Iterator[tuple[Store, Store]
 
 
 def tree_barriers(store: Store, rank: int, world_size: int, group_size: int, count: int) -> None:
+    timing.SHOW_S = 0.05  # type: ignore[misc]  # tests look at what these processes wait for
     with tree(store, rank, group_size) as stores:
         for i in range(count):
             tree_barrier(*stores, rank, world_size, group_size, f"t{i}", HANG_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.test_compaction import in_child
+from faults.test_compaction import in_child, kills
 from support.faulty import faulty_os, faulty_system
 from support.internals import ranks_in_slots, watcher_of
 from support.places import Thread, start_thread, wait_in_vain
@@ -125,23 +126,13 @@ def has_arrived(store: FileStore, rank: int, size: int = 2) -> bool:
 # Kills
 
 
-def die(path: Path, number: int, operation: Callable[[FileStore], None], part: float) -> int:
-    """Carry out `operation` in a child that is killed before call `number`. Return how the child ended."""
+def die(path: Path, number: int, operation: Callable[[FileStore], None]) -> int:
+    """Carry out `operation` in a child that is killed at point `number`. Return how the child ended."""
 
     def body() -> None:
-        left = [number]
-
-        def does(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-            left[0] -= 1
-            if left[0] == -1:
-                if name in ("write", "pwrite") and part:
-                    data = arguments[1][: int(len(arguments[1]) * part)]
-                    real(arguments[0], data, *arguments[2:])
-                os.kill(os.getpid(), signal.SIGKILL)
-
         with faulty_system() as faulty, FileStore(path, timeout=HANG_S) as store:
             store.check(["k"])
-            with faulty.instead(does), suppress(StoreTimeoutError):
+            with faulty.instead(kills(number)), suppress(StoreTimeoutError):
                 operation(store)
             os._exit(0)
 
@@ -182,21 +173,17 @@ def kill_everywhere(
 
     Return the number of kills.
     """
-    number = kills = 0
-    while True:
-        killed = 0
-        for part in (0.0, 0.5, 1.0):
-            path = memory / f"{number} {part}"
-            ends: list[int] = []
-            with FileStore(path, timeout=HANG_S) as store:
-                wait_in_vain(store)
-                case(store, lambda: ends.append(die(path, number, operation, part)))  # noqa: B023 - called at once
-            assert ends in ([0], [-signal.SIGKILL])
-            killed += ends != [0]
-            assert read_newest(path).ends == "whole"
-        if not killed:
-            return kills
-        number, kills = number + 1, kills + killed
+    for number in itertools.count():
+        path = memory / str(number)
+        ends: list[int] = []
+        with FileStore(path, timeout=HANG_S) as store:
+            wait_in_vain(store)
+            case(store, lambda: ends.append(die(path, number, operation)))  # noqa: B023 - called at once
+        assert ends in ([0], [-signal.SIGKILL])
+        assert read_newest(path).ends == "whole"
+        if ends == [0]:
+            break
+    return number
 
 
 @pytest.mark.exhaustive

@@ -737,7 +737,7 @@ def test_waiter_that_is_idle_uses_next_to_no_processor(path: str, record_propert
     """The promise is 0.1 %; on a busy machine even that little may be measured as more."""
     environment = os.environ | {"PYTHONPATH": str(Path(fscoord.__file__).parent.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", IDLE, path, "auto", "3"],
+        [sys.executable, "-c", IDLE, path, "auto", "2"],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,

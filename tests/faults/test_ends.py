@@ -183,15 +183,12 @@ def test_end_of_a_log_is_one_record_of_the_last_participant(path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_participant_killed_while_it_ends_a_log_leaves_the_old_or_a_new_run(
-    part: float, compactions: int, tmp_path: Path
-) -> None:
+def test_participant_killed_while_it_ends_a_log_leaves_the_old_or_a_new_run(compactions: int, tmp_path: Path) -> None:
     for number in range(200):
         path = tmp_path / f"store{number}"
         is_killed(used(path, compactions))
-        status = os.waitstatus_to_exitcode(in_child(die_at(number, part, lambda path=path: open_one(path).close())))  # type: ignore[misc]
+        status = os.waitstatus_to_exitcode(in_child(die_at(number, lambda path=path: open_one(path).close())))  # type: ignore[misc]
         is_over = not path.exists() or read_newest(path).finished or read_newest(path).header["run"] == 1
         unnamed = set() if path.exists() else set(generations(path))
         assert len(unnamed) <= compactions + 1

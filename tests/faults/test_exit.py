@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -59,30 +60,28 @@ def run(path: Path, **parts: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
+OPENINGS = {
+    "open": OPEN,
+    "held": f"{OPEN}; held = Lock(FileStore(path), 'held'); held.acquire()",
+    "temporary": "store = FileStore(timeout=600)",
+    "last participant": "first = FileStore(path, 1); store = first.clone()",
+    "prefix": "store = PrefixStore('p', FileStore(path, coherence='locked'))",
+}
+WORKS = {
+    "get": "begun.release(); store.get('never')",
+    "wait": "begun.release(); store.wait(['never'])",
+    "take": "begun.release(); Queue(store, 'q').take()",
+    "writes": "begun.release()\n    while True: store.add('n', 1)",
+    "reads": "begun.release()\n    while True: store.check(['n'])",
+}
+
+
 @pytest.mark.parametrize(
-    "opening",
-    [
-        OPEN,
-        f"{OPEN}; held = Lock(FileStore(path), 'held'); held.acquire()",
-        "store = FileStore(timeout=600)",
-        "first = FileStore(path, 1); store = first.clone()",
-        "store = PrefixStore('p', FileStore(path, coherence='locked'))",
-    ],
-    ids=["open", "held", "temporary", "last-participant", "prefix"],
-)
-@pytest.mark.parametrize(
-    "work",
-    [
-        "begun.release(); store.get('never')",
-        "begun.release(); store.wait(['never'])",
-        "begun.release(); Queue(store, 'q').take()",
-        "begun.release()\n    while True: store.add('n', 1)",
-        "begun.release()\n    while True: store.check(['n'])",
-    ],
-    ids=["get", "wait", "take", "writes", "reads"],
+    ("opening", "work"),
+    [*(("open", work) for work in WORKS), *product(list(OPENINGS)[1:], ["wait", "writes"])],
 )
 def test_daemon_thread_sleeps_on_silently_when_its_process_exits(tmp_path: Path, opening: str, work: str) -> None:
-    done = run(tmp_path / "store", last=SLEEPS, open=opening, work=work)
+    done = run(tmp_path / "store", last=SLEEPS, open=OPENINGS[opening], work=WORKS[work])
     assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True, True]\n", "")
 
 

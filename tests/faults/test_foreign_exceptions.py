@@ -20,10 +20,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
+from faults.test_signals import OPERATIONS, Pair, descriptors, pair
 from support.combining import HANG_S, Seat, share
 from support.internals import log_of, watcher_of
-from support.interrupts import At
+from support.interrupts import At, TimeoutOrPermissionError, ValueOrLookupError
 from support.places import until
 
 from fscoord import FileStore, HashStore, StoreTimeoutError
@@ -37,7 +37,7 @@ from fscoord.collectives import c10d
 from fscoord.errors import StoreUnavailableError
 from fscoord.stores.file.operations import Operation
 
-EXCEPTIONS = [TimeoutError, PermissionError, ValueError, RuntimeError, KeyError]
+EXCEPTIONS = [TimeoutOrPermissionError, ValueOrLookupError, RuntimeError]
 SLOW = {"wait", "wait_alive"}
 
 
@@ -80,9 +80,11 @@ def is_free(both: Pair, at: At) -> None:
     assert both.store.get("after") == at.where.encode(), at.where
 
 
-@pytest.mark.parametrize("lock", KINDS)
-@pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_exception_of_a_handler_is_raised_by_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("exception", "lock"),
+    [*((each, "ofd") for each in EXCEPTIONS), (TimeoutOrPermissionError, "flock"), (ValueOrLookupError, "soft")],
+)
+def test_exception_of_a_handler_is_raised_by_every_operation(path: str, exception: type[Exception], lock: str) -> None:
     with pair(path, lock) as both:
         while watcher_of(both.store) is None:
             OPERATIONS["wait"](both.store)
@@ -164,9 +166,8 @@ def wait(store: FileStore) -> None:
         store.wait(["never"], 0.003)
 
 
-@pytest.mark.parametrize("lock", ["ofd", "soft"])
-@pytest.mark.parametrize("exception", [TimeoutError, ValueError])
-def test_exception_of_a_handler_is_raised_by_compaction(path: str, lock: str, exception: type[Exception]) -> None:
+@pytest.mark.parametrize(("exception", "lock"), [(TimeoutOrPermissionError, "ofd"), (ValueOrLookupError, "soft")])
+def test_exception_of_a_handler_is_raised_by_compaction(path: str, exception: type[Exception], lock: str) -> None:
     """Each time of another log, because the points of a compaction grow in number with those before."""
     for number in itertools.count(1):
         os.mkdir(f"{path} {number}")

@@ -84,7 +84,7 @@ def kill_writers(directory: Path, lock: str, rounds: int, rng: random.Random) ->
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
 def test_killed_writers_lose_nothing_that_was_acknowledged(lock: str, tmp_path: Path, rng: random.Random) -> None:
-    kill_writers(tmp_path, lock, 6, rng)
+    kill_writers(tmp_path, lock, 4, rng)
 
 
 @pytest.mark.long

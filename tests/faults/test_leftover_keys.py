@@ -171,16 +171,29 @@ LINES: dict[str, Callable[[Store], Any]] = {
 }
 
 
-@pytest.fixture(params=LINES)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+ONE_BY_ONE, IN_ONE_STEP = False, True
+STEPS = [
+    ("Lock", ONE_BY_ONE), ("Lock", IN_ONE_STEP), ("Semaphore", ONE_BY_ONE), ("writer", IN_ONE_STEP),
+    ("Election", ONE_BY_ONE), ("Election", IN_ONE_STEP),
+]  # fmt: skip
+"""How a process changes keys. All kinds have the code of their lines in common; an election has a key of its own."""
 
 
-@pytest.fixture(params=[False, True], ids=["one by one", "in one step"])
-def least(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+@pytest.fixture(params=STEPS, ids=lambda param: f"{param[0]} {'in one step' if param[1] else 'one by one'}")
+def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def kind(case: tuple[str, bool]) -> str:
+    return case[0]
+
+
+@pytest.fixture
+def least(case: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many operations of the process are tried at least. The others change keys in one step in either case."""
-    monkeypatch.setattr(Mortal, "in_one_step", request.param)
-    return 4 if request.param else 6
+    monkeypatch.setattr(Mortal, "in_one_step", case[1])
+    return 4 if case[1] else 6
 
 
 def use(store: Store, kind: str) -> None:

@@ -131,8 +131,7 @@ def test_log_that_goes_away_is_gone_for_every_handle(way: str, inner: Path) -> N
                 call()
 
 
-@pytest.mark.parametrize("read_only", [False, True])
-@pytest.mark.parametrize("watch", ["auto", "poll"])
+@pytest.mark.parametrize(("watch", "read_only"), [("auto", False), ("poll", True)])
 @pytest.mark.parametrize("way", WAYS)
 def test_wait_ends_when_the_log_goes_away(way: str, watch: str, read_only: bool, inner: Path) -> None:
     """It looks once a second at the latest, and does not wait for its own deadline."""

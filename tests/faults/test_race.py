@@ -53,7 +53,7 @@ def race(path: str, count: int, rng: random.Random, limit: float) -> dict[str, i
 
 
 def test_readers_beside_tearing_writers_see_every_record_once_and_whole(place: Path, rng: random.Random) -> None:
-    count = 2000
+    count = 1000
     path = str(place / "log")
     found = race(path, count, rng, limit=200)
     assert found["tears"] > count / 2

@@ -210,7 +210,10 @@ def test_mailbox_removes_no_file_of_another_directory(shared: Path, victim: Vict
     assert victim.is_unharmed()
 
 
-def test_mailbox_removes_no_directory_that_was_moved_into_it(shared: Path, victim: Victim) -> None:
+def test_mailbox_removes_no_directory_that_was_moved_into_it(
+    shared: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fscoord.doctor.mailbox.REMOVE_S", 0.1)
     mailbox = Mailbox(str(shared / "mailbox"), "one")
     assert mailbox.enter({})
     moved = shared / "mailbox" / "private"

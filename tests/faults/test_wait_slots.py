@@ -655,7 +655,7 @@ def test_slots_of_ended_sessions_are_used_again(
     monkeypatch.setattr(wait_slots, "BLOCK", 4)
     with FileStore(path, timeout=HANG_S, rank=0) as first, start_thread(first.get, "k"):
         shown(path)
-        for turn in range(10):
+        for turn in range(6):
             with FileStore(path, timeout=HANG_S) as store:
                 store.register()
                 wait_until_shown(partial(store.wait, ["never"]), written)

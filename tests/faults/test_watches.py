@@ -67,7 +67,7 @@ def test_watch_yields_what_a_writer_that_is_killed_at_any_call_has_done(operatio
 
             def body() -> None:
                 other = FileStore(path, timeout=HANG_S)  # noqa: B023
-                die_at(number // 2, number % 2 / 2, lambda: WRITES[operation](other))()  # noqa: B023
+                die_at(number, lambda: WRITES[operation](other))()  # noqa: B023
 
             status = in_child(body)
             store.set("after", "1")

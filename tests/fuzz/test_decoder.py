@@ -148,7 +148,7 @@ def test_decoder_takes_the_records_before_a_changed_byte_and_no_other(
     change: Change, rng: random.Random, scale: Callable[[int], int], record_property: Callable[[str, object], None]
 ) -> None:
     verdicts: Counter[str] = Counter()
-    for _ in range(scale(200_000) // len(CHANGES) // TIMES):
+    for _ in range(scale(100_000) // len(CHANGES) // TIMES):
         log, other = write(rng), write(rng)
         assert judge(log, log.data) == "whole"
         verdicts.update(judge(log, change(rng, log, other)) for _ in range(TIMES))

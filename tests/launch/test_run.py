@@ -654,19 +654,24 @@ def test_verbose_node_speaks_to_people_and_not_in_json(launch, script):
     assert "{" not in err
 
 
-@pytest.mark.parametrize(("order", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("stuck", ["1", "2", "1, 2"])
+@pytest.mark.parametrize(
+    ("stuck", "order", "expected"),
+    [("1", signal.SIGTERM, 143), ("2", signal.SIGTERM, 143), ("1, 2", signal.SIGINT, 130)],
+)
 @pytest.mark.parametrize("console", [0, 1], ids=["passed", "copied"])
 def test_node_whose_output_is_not_read_ends_by_a_signal_with_its_workers(
     launch, script, tmp_path, order, expected, stuck, console
 ):
-    """Also with -v: the log is written to standard error by all threads, which must not wait for its reader either."""
+    """Also with -v: the log is written to standard error by all threads, which must not wait for its reader either.
+
+    A worker that SIGINT interrupts is stuck again as it writes its traceback, until it is killed after the grace.
+    """
     worker = script(f"""
 with open("pid", "w") as file: print(os.getpid(), file=file)
 while True:
     for end in [{stuck}]: os.write(end, b"x" * 4095 + b"\\n")
 """)
-    run = launch("-v", "--console", console, worker)
+    run = launch("-v", "--grace", 1, "--console", console, worker)
     until(lambda: is_blocked(tmp_path / "pid"))
     run.process.send_signal(order)
     assert run.process.wait(PATIENCE_S) == expected

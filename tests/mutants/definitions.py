@@ -79,7 +79,7 @@ def locate(where: str, known: dict[str, list[Definition]]) -> list[Definition]:
     Raises:
         LookupError: there is none, or there are several.
     """
-    names = [name for name in known if f".{name}".endswith(f".{where}")]
+    names = [name for name in known if name.endswith(where) and f".{name}".endswith(f".{where}")]
     if len(names) != 1:
         raise LookupError(f"{where} stands for {len(names)} definitions of the package: {', '.join(sorted(names))}")
     return known[names[0]]

@@ -20,6 +20,14 @@ import fscoord
 PACKAGE = f"{Path(fscoord.__file__).parent}/"
 
 
+class ValueOrLookupError(ValueError, IndexError, KeyError, OverflowError):
+    """All of them at once: what catches one of these catches it."""
+
+
+class TimeoutOrPermissionError(TimeoutError, PermissionError):
+    """Both at once, as what a handler raises: errors of the system without a number."""
+
+
 class At:
     """Call `act` at the `number`-th point of whatever runs in the ``with``, if it has so many.
 

@@ -29,9 +29,12 @@ __all__ = [
     "wait_in_vain",
 ]
 
-FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "short file-ofd", "prefix-file", "nested-file"]
-"""A short file is compacted whenever there is the least to gain, and all its values but empty ones are left in it."""
-HASH_KINDS = ["hash", "prefix-hash", "nested-hash"]
+FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "short file-ofd", "nested-file"]
+"""A short file is compacted whenever there is the least to gain, and all its values but empty ones are left in it.
+
+A nested one is a view of a view: the outer view is on a view, and the inner one on the store.
+"""
+HASH_KINDS = ["hash", "nested-hash"]
 TCP_KINDS = ["tcp", "prefix-tcp"]
 LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"

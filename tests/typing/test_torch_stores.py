@@ -19,13 +19,20 @@ STUBS = HERE / "stubs"
 CONFIGURATION = "[mypy]\nstrict = true\nwarn_unreachable = true\n[mypy-torch.*]\nimplicit_reexport = true\n"
 
 
-def complaints(program: str, directory: Path, *more: Path) -> str:
+@pytest.fixture
+def known(pytestconfig: pytest.Config, tmp_path: Path) -> Path:
+    """Where mypy notes the types of modules: it needs most of its time for those of the package."""
+    has_cache = pytestconfig.pluginmanager.has_plugin("cacheprovider")
+    return Path(pytestconfig.cache.mkdir("mypy")) if has_cache else tmp_path / "cache"
+
+
+def complaints(program: str, directory: Path, known: Path, *more: Path) -> str:
     """Return what mypy prints about `program`, which may import from the directories `more`; empty if it is right."""
     configuration = directory / "mypy.ini"
     configuration.write_text(CONFIGURATION)
     package = Path(fscoord.__file__).parent.parent
     places = [*more, *([] if package.name == "site-packages" else [package])]  # mypy looks there by itself
-    options = ["--no-error-summary", f"--config-file={configuration}", f"--cache-dir={directory / 'cache'}"]
+    options = ["--no-error-summary", f"--config-file={configuration}", f"--cache-dir={known}"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *options, str(HERE / program)],
         env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, places))},
@@ -39,8 +46,8 @@ def complaints(program: str, directory: Path, *more: Path) -> str:
 
 
 @pytest.mark.once
-def test_stores_of_torch_fit_where_docs_say_so(tmp_path: Path) -> None:
-    assert complaints("torch_stores.py", tmp_path, STUBS) == ""
+def test_stores_of_torch_fit_where_docs_say_so(tmp_path: Path, known: Path) -> None:
+    assert complaints("torch_stores.py", tmp_path, known, STUBS) == ""
 
 
 @pytest.mark.torch
@@ -49,7 +56,7 @@ def test_stores_of_torch_fit_where_docs_say_so(tmp_path: Path) -> None:
 def test_stores_of_the_real_torch_fit_too(program: str, tmp_path: Path) -> None:
     if not any("def multi_get" in method for method in methods_of_torch()["Store"]):
         pytest.skip("this torch lacks Store.multi_get in its types, which get_all and synchronize call")
-    assert complaints(program, tmp_path) == ""
+    assert complaints(program, tmp_path, tmp_path / "cache") == ""
 
 
 @pytest.mark.torch

@@ -124,7 +124,7 @@ def test_waiters_of_a_node_probe_the_missing_rank_once_together(
         until(lambda: wanted() == [missing])
         before = system.time.monotonic()
         requests.clear()
-        rounds(stores[0], missing, 12)
+        rounds(stores[0], missing, 6)
         asked, looks = requests.probes.total(), requests.looks.most_common()
         passed = system.time.monotonic() - before  # not less than the time in which these were counted
         assert requests.probed() == {missing}

@@ -138,8 +138,7 @@ def test_forked_child_belongs_to_the_run_of_its_parent(path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", [0, 0.5, 1])
-def test_process_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: float, memory: Path) -> None:
+def test_process_killed_while_it_begins_a_run_leaves_one_run_or_the_other(memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         with open_run(path, ("job", 0)) as old:
@@ -148,7 +147,7 @@ def test_process_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: 
             def begin(path: Path = path) -> None:
                 open_run(path, ("job", 1)).set("k", "new")
 
-            status = os.waitstatus_to_exitcode(in_child(die_at(number, part, begin)))
+            status = os.waitstatus_to_exitcode(in_child(die_at(number, begin)))
             error = outcome(lambda: old.set("l", "old"))
             log = read_newest(path)
             if error is None:
