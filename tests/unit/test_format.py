@@ -96,7 +96,7 @@ def test_file_store_reads_every_golden_log(name: str) -> None:
 def test_file_store_appends_to_every_golden_log(name: str, tmp_path: Path) -> None:
     path = Path(shutil.copy(GOLDEN / f"{name}.log", tmp_path))
     path.chmod(0o600)
-    with FileStore(path, timeout=0) as store:
+    with FileStore(path, timeout=60) as store:
         store.set("new", "value")
     data = path.read_bytes()
     assert data.startswith((GOLDEN / path.name).read_bytes())
