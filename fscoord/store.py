@@ -142,6 +142,10 @@ class Member(NamedTuple):
     found_dead: float | None = None
 
 
+Choose = Callable[[Callable[[bytes], bytes | None]], Transaction | None]
+"""A function that decides a transaction. Its argument returns the value of a key; None: the key has no value. Its
+result has no comparisons. None: change nothing."""
+
 NUM_MEMBERS: Final = b"/num_members"
 """The suffix of the key in which `Store.barrier` counts the arrivals."""
 
@@ -339,6 +343,20 @@ class Store(ABC):
             f"{type(self).__name__} has no transact, so nothing was changed: the store can't change several keys in one"
             " step (capabilities.transacts). Use a FileStore, HashStore or EtcdStore"
         )
+
+    _decides: bool = False
+    """Whether `_transact_by` works."""
+
+    def _transact_by(self, choose: Choose) -> bool:
+        """Perform the transaction that `choose` returns, in one step with the reads of `choose`.
+
+        The keys and values are not checked. `choose` must not use the store, and may be called again if nothing was
+        written.
+
+        Returns:
+            Whether `choose` has returned a transaction. If it has returned None, nothing was changed.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def queue_push(self, key: Key, value: Value) -> None:

@@ -28,11 +28,13 @@ from typing import Final, NamedTuple, TypeVar
 from fscoord._arguments import (
     Key,
     Timeout,
+    Transaction,
     Value,
     check_int64,
     check_positive,
     key_bytes,
     key_text,
+    pairs_bytes,
     to_seconds,
     value_bytes,
 )
@@ -61,6 +63,7 @@ from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, pa
 from fscoord.store import Store, begin_span, needed_store, shown
 
 T = TypeVar("T")
+Get = Callable[[bytes], "bytes | None"]
 
 LOOK_S: Final = 1.0
 """A consumer lists the items again after this many seconds, to find items that are due or whose consumers have died."""
@@ -163,6 +166,7 @@ class Queue(Undoable):
         self._looked = (b"", b"")
         self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
         self._seen = 0  # items with lower numbers were looked for; one after the last item found may be being written
+        self._listed = 0  # how many items had been put when the items were listed last
         self._gone = 0  # numbers without an item, of producers that died
         self._counted_until = -1.0
         key_bytes(self._items.claim_key(_order_key(0, 0)))  # refuses a name that is too long
@@ -377,7 +381,7 @@ class Queue(Undoable):
                 return of(items)
             if not block:
                 raise QueueEmptyError(f"the queue {self.name!r} has no item that can be taken")
-            if self._store.check([self._items.wakeup]):
+            if not self._store._decides and self._store.check([self._items.wakeup]):
                 self._store.delete_key(self._items.wakeup)
                 self._until = -1.0
                 is_cleared = True
@@ -391,13 +395,15 @@ class Queue(Undoable):
                     keys=[key_text(self._items.wakeup)],
                     waited=limit,
                 )
+            dead: list[int] = []
             with suppress(StoreTimeoutError):
                 # If a consumer died after the items were listed, its recorded death ends this wait at once.
                 longest = max(0.0, min(LOOK_S, left, self._until - system.time.monotonic()))
-                yield WaitRequest(
+                dead = yield WaitRequest(
                     KEYS, [self._items.wakeup], longest, sessions=self._consumers, slow_logger=slow_logger
                 )
-            self._until = -1.0
+            if dead or not self._store._decides:
+                self._until = -1.0
 
     @in_steps
     def join(self, timeout: Timeout | None = None) -> WaitSteps[None]:
@@ -499,11 +505,14 @@ class Queue(Undoable):
             raise ValueError(
                 f"{len(packed)} items don't fit into the queue {self.name!r}, whose maxsize is {self._maxsize}"
             )
-        if packed and self._maxsize != math.inf:
-            most = self._maxsize - len(packed)
-            if self._count_roughly() > most:
-                yield from self._await_removals(most, timeout, f"room in the queue {self.name!r}")
-        return self._put(packed, terms)
+        most = self._maxsize - len(packed)
+        if packed and (self._store._decides or most == math.inf or self._count_roughly() <= most):
+            ids = self._put(packed, terms, most)
+            if ids is not None:
+                return ids
+        if packed:
+            yield from self._await_removals(most, timeout, f"room in the queue {self.name!r}")
+        return self._put(packed, terms) or []
 
     def _count_roughly(self) -> float:
         """Return a number that is not less than the number of items, without listing the items.
@@ -561,22 +570,46 @@ class Queue(Undoable):
 
         return as_one_wait(Awaited(QUEUE, self.name), lambda: what, steps)
 
-    def _put(self, values: list[bytes], terms: _Terms) -> list[str]:
+    def _put(self, values: list[bytes], terms: _Terms, most: float = math.inf) -> list[str] | None:
+        """Append items. If the store counts them in the same step, return None if there are more than `most`."""
+        if not values:
+            return []
+        span = begin_span("put", self._store, self._items.name, None, "items", len(values))
+        now = system.time.time()
+        expires = math.inf if terms.expires is None else now + to_seconds(terms.expires)
+        texts = [Content(value, expires, terms.wants_result).text() for value in values]
         order_keys: list[bytes] = []
-        if values:
-            span = begin_span("put", self._store, self._items.name, None, "items", len(values))
-            now = system.time.time()
-            expires = math.inf if terms.expires is None else now + to_seconds(terms.expires)
-            texts = [Content(value, expires, terms.wants_result).text() for value in values]
-            first = add_checked(self._store, self._items.numbers, len(values)) - len(values)
-            order_keys = [_order_key(terms.priority, first + number) for number in range(len(values))]
-            keys = [*map(self._items.item_key, order_keys)]
+
+        def pairs(first: int) -> dict[bytes, bytes]:
+            order_keys[:] = [_order_key(terms.priority, number) for number in range(first, first + len(values))]
+            found = dict(zip(map(self._items.item_key, order_keys), texts, strict=True))
             if terms.delay:
-                keys += map(self._items.claim_key, order_keys)
-                texts += [claim_until(now + to_seconds(terms.delay))] * len(values)
-            self._store.multi_set([*keys, self._items.wakeup], [*texts, b"1"])
-            if span is not None:
-                tracing.end(span, "done", "item", key_text(order_keys[0]))
+                found |= dict.fromkeys(
+                    map(self._items.claim_key, order_keys), claim_until(now + to_seconds(terms.delay))
+                )
+            return found
+
+        def choose(get: Get) -> Transaction | None:
+            put, ended = (parse_count(key, get(key) or b"0") for key in (self._items.numbers, self._items.ends))
+            if put - ended - self._gone > most:
+                return None
+            sets = pairs(put)
+            if get(self._items.wakeup) is None:
+                sets[self._items.wakeup] = b"1"
+            return Transaction({}, sets, {self._items.numbers: len(values)}, [])
+
+        if self._store._decides:
+            pairs_bytes([self._items.item_key(_order_key(0, 0))] * len(texts), texts)  # refuses what is too long
+            if not self._items.transact_by(choose):
+                if span is not None:
+                    tracing.end(span, "full")
+                return None
+        else:
+            first = add_checked(self._store, self._items.numbers, len(values)) - len(values)
+            changes = pairs(first) | {self._items.wakeup: b"1"}
+            self._store.multi_set(changes.keys(), changes.values())
+        if span is not None:
+            tracing.end(span, "done", "item", key_text(order_keys[0]))
         return list(map(key_text, order_keys))
 
     def _take_now(self, got: list[Taken], end: float, most: int) -> list[Item]:
@@ -586,6 +619,8 @@ class Queue(Undoable):
             StoreTimeoutError: other consumers took every listed item first, until the time `end` or the store's timeout
                 was reached.
         """
+        if self._store._decides:
+            return self._take_in_one_step(got, most)
         is_new = self._look()
         refusals = Refusals(self._store, self._items.name, end)
         while True:
@@ -607,6 +642,72 @@ class Queue(Undoable):
                 return items
             is_new = False
 
+    def _take_in_one_step(self, got: list[Taken], most: int) -> list[Item]:
+        """Take up to `most` items, on a store that finds and claims them in one step.
+
+        If there is no free item, the same step deletes the wake-up key: a later put creates it again.
+        """
+        chosen: list[tuple[_Takeable, Taken, Content]] = []
+        session = self._store.register()
+        while True:
+            self._list_if_old()
+            if not self._items.transact_by(partial(self._choose, got, chosen, most, session, is_strict=True)):
+                self._until = -1.0  # an item was released, or has come into a priority queue
+                self._list_if_old()
+                if not self._items.transact_by(partial(self._choose, got, chosen, most, session, is_strict=False)):
+                    continue
+            if not chosen:
+                return []
+            items = self._usable((taken, content) for _, taken, content in chosen)
+            if items:
+                return items
+            chosen.clear()
+            got.clear()
+
+    def _choose(
+        self,
+        got: list[Taken],
+        chosen: list[tuple[_Takeable, Taken, Content]],
+        most: int,
+        session: int,
+        get: Get,
+        *,
+        is_strict: bool,
+    ) -> Transaction | None:
+        """Return the transaction that claims up to `most` items, or that deletes the wake-up key if none is free.
+
+        Return None if the list of items is out of date. If the list is only incomplete and not `is_strict`, return None
+        only if no listed item is free.
+        """
+        names = self._items
+        self._takeable.extendleft(each for each, _, _ in reversed(chosen))  # this is a second call: nothing was written
+        chosen.clear()
+        got.clear()
+        numbers = get(names.numbers) or b"0"
+        looked = (get(names.returns) or b"0", b"" if self._is_sorted_by_time else numbers)
+        if is_strict and looked != self._looked:
+            return None
+        put = parse_count(names.numbers, numbers) if self._is_sorted_by_time else 0
+        while len(chosen) < most:
+            if self._takeable:
+                each = self._takeable.popleft()
+            elif self._seen < put:
+                each = _Takeable(_order_key(0, self._seen), NEVER_TAKEN)
+                self._seen += 1
+            else:
+                break
+            order_key, claim = each
+            text = get(names.item_key(order_key))
+            if text is not None and (get(names.claim_key(order_key)) or b"") == claim.text:
+                (new,) = new_claims(session, [claim.deliveries + 1])
+                chosen.append((each, (order_key, new), self._content(order_key, text)))
+        if not chosen:
+            if looked != self._looked:
+                return None
+            return Transaction({}, {}, {}, [] if get(names.wakeup) is None else [names.wakeup])
+        got.extend(taken for _, taken, _ in chosen)
+        return Transaction({}, {names.claim_key(order_key): claim.text for order_key, claim in got}, {}, [])
+
     def _claim_all(self, candidates: list[_Takeable], got: list[Taken]) -> list[Item]:
         """Claim those of `candidates` that are still free, all at once if the store can, and return the items."""
         got.clear()
@@ -621,6 +722,10 @@ class Queue(Undoable):
             free = [each for key, each in zip(keys, candidates, strict=True) if claims.get(key, b"") == each.claim.text]
             if free:
                 found = self._claim(free, got)
+        return self._usable(found)
+
+    def _usable(self, found: Iterable[tuple[Taken, Content]]) -> list[Item]:
+        """Return the items that this process has claimed, without those that it discards."""
         now, items = system.time.time(), []
         for taken, content in found:
             if self._dead_letter is not None and taken[1].deliveries > self._max_deliveries:
@@ -701,15 +806,27 @@ class Queue(Undoable):
         is_valid = now < self._until and (returns, numbers) == self._looked
         if is_valid and (self._takeable or (self._is_sorted_by_time and self._find_new())):
             return False
-        put = self._count_of(self._items.numbers)
+        self._until = -1.0
+        self._list_if_old()
+        return True
+
+    def _list_if_old(self) -> None:
+        """List the items that may be taken, if the list is out of date."""
+        now = system.time.monotonic()
+        if now < self._until:
+            return
+        returns = self._count(self._items.returns)
+        number = self._count(self._items.numbers)
+        put = parse_count(self._items.numbers, number)
+        numbers = b"" if self._is_sorted_by_time else number
         time = system.time.time()
         free, due, self._consumers = self._list_free(time)
         last = _number(free[-1].order_key) + 1 if free else 0
         # Later numbers are of removed items, or of an item that its producer is writing, which is the next to be taken.
-        self._takeable, self._seen, self._looked = deque(free), max(min(last, put), put - SPAN), (returns, numbers)
+        seen = put if self._store._decides else max(min(last, put), self._listed)
+        self._takeable, self._seen, self._looked, self._listed = deque(free), seen, (returns, numbers), put
         done = system.time.monotonic()
         self._until = min(now + max(0.0, due - time), done + max(LOOK_S, (done - now) / LOOK_SHARE))
-        return True
 
     def _find_new(self) -> bool:
         """Add the free ones of the items that were put since the last look. Return whether there is one."""

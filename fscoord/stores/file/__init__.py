@@ -37,7 +37,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import NotYet, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.store import Capabilities, shown_handle
+from fscoord.store import Capabilities, Choose, shown_handle
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
@@ -284,6 +284,16 @@ class FileStore(Sessions):
             self._notifier.notify([*present, *deleted, *added])
         return done
 
+    @property
+    def _decides(self) -> bool:  # type: ignore[override]
+        return self._combiner is None
+
+    def _transact_by(self, choose: Choose) -> bool:
+        done: Transaction | None = self._log.update(record.TRANSACTION, b"", choose, self._decide_by, self._timeout)
+        if done is not None and self._log.handle.bell:
+            self._notifier.notify([*done.set, *done.add])
+        return done is not None
+
     def queue_push(self, key: Key, value: Value) -> None:
         self._write(Operation(record.PUSH, key_bytes(key), value_bytes(value)))
 
@@ -471,6 +481,10 @@ class FileStore(Sessions):
             for name in transaction.delete:
                 self._slots.clear(name)
         return decided
+
+    def _decide_by(self, _: bytes, choose: Choose) -> tuple[Transaction | None, int, bytes]:
+        chosen = choose(self._decisions._get)
+        return (None, 0, b"") if chosen is None else (chosen, *self._decide_transaction(b"", chosen)[1:])
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
         """Read the new records of the log, call `answer` while no thread changes the state, and return its result."""
