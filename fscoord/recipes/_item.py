@@ -63,8 +63,8 @@ class Content(NamedTuple):
 
     def text(self) -> bytes:
         """Return the value for the store."""
-        head = "" if self.expires == math.inf else f"{self.expires:.6f}"
-        return head.encode() + (b"r=" if self.wants_result else b"=") + self.data
+        head = b"" if self.expires == math.inf else b"%.6f" % self.expires
+        return head + (b"r=" if self.wants_result else b"=") + self.data
 
 
 class QueuedItem(NamedTuple):

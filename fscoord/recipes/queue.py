@@ -26,6 +26,8 @@ from itertools import count
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
+    KEY_MAX,
+    VALUE_MAX,
     Key,
     Timeout,
     Transaction,
@@ -105,6 +107,8 @@ class _Terms(NamedTuple):
         Raises:
             ValueError: the delay is not finite, or is at least `FAR_S`.
         """
+        if self.delay.__class__ is int and not self.delay and self.expires is None:
+            return self  # the usual case
         delay, expires = to_seconds(self.delay), math.inf if self.expires is None else to_seconds(self.expires)
         if delay >= FAR_S:
             raise ValueError(f"delay must be a finite time, less than {FAR_S:g} s")
@@ -346,24 +350,14 @@ class Queue(Undoable):
         of: Callable[[list[Item]], T],
     ) -> WaitSteps[T]:
         """Return the steps that take up to `limit` items. Their result is ``of(items)``."""
-        steps = as_one_wait(
-            Awaited(QUEUE, self.name),
-            lambda: f"an item of the queue {self.name!r}",
-            partial(self._await_items, block, timeout, got, limit, of),
-        )
+        steps = self._take_or_await(got, block, timeout, limit, of)
         if tracing.recorder is None:
             return steps
         span = begin_span("take", self._store, self._items.name)
         return tracing.record_steps(span, steps, lambda _: ("item", key_text(got[0][0])))
 
-    def _await_items(
-        self,
-        block: bool,
-        timeout: Timeout | None,
-        got: list[Taken],
-        most: int,
-        of: Callable[[list[Item]], T],
-        slow_logger: SlowWaitLogger,
+    def _take_or_await(
+        self, got: list[Taken], block: bool, timeout: Timeout | None, most: int, of: Callable[[list[Item]], T]
     ) -> WaitSteps[T]:
         """Take up to `most` items. With `block`, wait until there is a free item.
 
@@ -372,38 +366,53 @@ class Queue(Undoable):
         """
         limit = self._limit(timeout)
         end = system.time.monotonic() + limit
-        is_cleared = is_last = False
-        while True:
-            items = self._take_now(got, end if block else math.inf, most)
-            if items:
-                if is_cleared and self._takeable:  # this call deleted the key that would wake consumers for the rest
-                    self._store.set(self._items.wakeup, b"1")
-                return of(items)
+        items = self._take_now(got, end if block else math.inf, most)
+        if not items:
             if not block:
                 raise QueueEmptyError(f"the queue {self.name!r} has no item that can be taken")
-            if not self._store._decides and self._store.check([self._items.wakeup]):
+            items = yield from as_one_wait(
+                Awaited(QUEUE, self.name),
+                lambda: f"an item of the queue {self.name!r}",
+                partial(self._await_items, end, limit, got, most),
+            )
+        return of(items)
+
+    def _await_items(
+        self, end: float, limit: float, got: list[Taken], most: int, slow_logger: SlowWaitLogger
+    ) -> WaitSteps[list[Item]]:
+        """Wait until there is a free item, and take up to `most` items."""
+        clears = not self._store._decides  # otherwise the step that finds no item deletes the wake-up key
+        is_cleared = is_last = False
+        while True:
+            is_set = clears and self._store.check([self._items.wakeup])
+            if is_set:
                 self._store.delete_key(self._items.wakeup)
                 self._until = -1.0
                 is_cleared = True
-                if not is_last:  # list the items once more after the deadline: the key may have announced an item
-                    is_last = system.time.monotonic() >= end
-                    continue
-            left = end - system.time.monotonic()
-            if left <= 0:
-                raise StoreTimeoutError(
-                    f"no item came into the queue {self.name!r} within {limit:g} s{self._store._closer_look()}",
-                    keys=[key_text(self._items.wakeup)],
-                    waited=limit,
-                )
-            dead: list[int] = []
-            with suppress(StoreTimeoutError):
-                # If a consumer died after the items were listed, its recorded death ends this wait at once.
-                longest = max(0.0, min(LOOK_S, left, self._until - system.time.monotonic()))
-                dead = yield WaitRequest(
-                    KEYS, [self._items.wakeup], longest, sessions=self._consumers, slow_logger=slow_logger
-                )
-            if dead or not self._store._decides:
-                self._until = -1.0
+            if is_set and not is_last:  # list the items once more after the deadline: the key may have announced one
+                is_last = system.time.monotonic() >= end
+            else:
+                left = end - system.time.monotonic()
+                if left <= 0:
+                    raise StoreTimeoutError(
+                        f"no item came into the queue {self.name!r} within {limit:g} s{self._store._closer_look()}",
+                        keys=[key_text(self._items.wakeup)],
+                        waited=limit,
+                    )
+                dead: list[int] = []
+                with suppress(StoreTimeoutError):
+                    # If a consumer died after the items were listed, its recorded death ends this wait at once.
+                    longest = max(0.0, min(LOOK_S, left, self._until - system.time.monotonic()))
+                    dead = yield WaitRequest(
+                        KEYS, [self._items.wakeup], longest, sessions=self._consumers, slow_logger=slow_logger
+                    )
+                if dead or clears:
+                    self._until = -1.0
+            items = self._take_now(got, end, most)
+            if items:
+                if is_cleared and self._takeable:  # this call deleted the key that would wake consumers for the rest
+                    self._store.set(self._items.wakeup, b"1")
+                return items
 
     @in_steps
     def join(self, timeout: Timeout | None = None) -> WaitSteps[None]:
@@ -590,8 +599,8 @@ class Queue(Undoable):
             return found
 
         def choose(get: Get) -> Transaction | None:
-            put, ended = (parse_count(key, get(key) or b"0") for key in (self._items.numbers, self._items.ends))
-            if put - ended - self._gone > most:
+            put = parse_count(self._items.numbers, get(self._items.numbers) or b"0")
+            if most < put and put - parse_count(self._items.ends, get(self._items.ends) or b"0") - self._gone > most:
                 return None
             sets = pairs(put)
             if get(self._items.wakeup) is None:
@@ -599,7 +608,8 @@ class Queue(Undoable):
             return Transaction({}, sets, {self._items.numbers: len(values)}, [])
 
         if self._store._decides:
-            pairs_bytes([self._items.item_key(_order_key(0, 0))] * len(texts), texts)  # refuses what is too long
+            if len(texts) * KEY_MAX + sum(map(len, texts)) > VALUE_MAX:
+                pairs_bytes(pairs(0), texts)  # refuses what is too long
             if not self._items.transact_by(choose):
                 if span is not None:
                     tracing.end(span, "full")
