@@ -167,7 +167,8 @@ class Queue(Undoable):
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._takeable: deque[_Takeable] = deque()
         self._until = -1.0  # when the list of free items is out of date, by the monotonic clock
-        self._looked = (b"", b"")
+        self._fresh_until = -1.0  # when to list the living consumers again before a sleep
+        self._looked: tuple[bytes, bytes | bool] = (b"", b"")
         self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
         self._seen = 0  # items with lower numbers were looked for; one after the last item found may be being written
         self._listed = 0  # how many items had been put when the items were listed last
@@ -382,17 +383,19 @@ class Queue(Undoable):
     ) -> WaitSteps[list[Item]]:
         """Wait until there is a free item, and take up to `most` items."""
         clears = not self._store._decides  # otherwise the step that finds no item deletes the wake-up key
-        is_cleared = is_last = False
+        is_cleared = is_last = looks = False
         while True:
-            is_set = clears and self._store.check([self._items.wakeup])
-            if is_set:
+            left = end - system.time.monotonic()
+            if not clears:  # list the living consumers once more, so that the death of each ends the sleep
+                looks = left > 0 and not looks and system.time.monotonic() >= self._fresh_until
+            elif looks := self._store.check([self._items.wakeup]):
                 self._store.delete_key(self._items.wakeup)
-                self._until = -1.0
                 is_cleared = True
-            if is_set and not is_last:  # list the items once more after the deadline: the key may have announced one
-                is_last = system.time.monotonic() >= end
+            if looks:
+                self._until = -1.0
+            if looks and not is_last:  # list the items once more after the deadline: the key may have announced one
+                is_last = left <= 0
             else:
-                left = end - system.time.monotonic()
                 if left <= 0:
                     raise StoreTimeoutError(
                         f"no item came into the queue {self.name!r} within {limit:g} s{self._store._closer_look()}",
@@ -655,68 +658,47 @@ class Queue(Undoable):
     def _take_in_one_step(self, got: list[Taken], most: int) -> list[Item]:
         """Take up to `most` items, on a store that finds and claims them in one step.
 
-        If there is no free item, the same step deletes the wake-up key: a later put creates it again.
+        If there is no free item, the same step deletes the wake-up key, which a later put creates again.
         """
+        names, session, is_strict = self._items, self._store.register(), True
         chosen: list[tuple[_Takeable, Taken, Content]] = []
-        session = self._store.register()
-        while True:
-            self._list_if_old()
-            if not self._items.transact_by(partial(self._choose, got, chosen, most, session, is_strict=True)):
-                self._until = -1.0  # an item was released, or has come into a priority queue
-                self._list_if_old()
-                if not self._items.transact_by(partial(self._choose, got, chosen, most, session, is_strict=False)):
-                    continue
-            if not chosen:
-                return []
-            items = self._usable((taken, content) for _, taken, content in chosen)
-            if items:
-                return items
+
+        def choose(get: Get) -> Transaction | None:
+            self._takeable.extendleft(
+                each for each, _, _ in reversed(chosen)
+            )  # of an earlier call: nothing was written
             chosen.clear()
             got.clear()
-
-    def _choose(
-        self,
-        got: list[Taken],
-        chosen: list[tuple[_Takeable, Taken, Content]],
-        most: int,
-        session: int,
-        get: Get,
-        *,
-        is_strict: bool,
-    ) -> Transaction | None:
-        """Return the transaction that claims up to `most` items, or that deletes the wake-up key if none is free.
-
-        Return None if the list of items is out of date. If the list is only incomplete and not `is_strict`, return None
-        only if no listed item is free.
-        """
-        names = self._items
-        self._takeable.extendleft(each for each, _, _ in reversed(chosen))  # this is a second call: nothing was written
-        chosen.clear()
-        got.clear()
-        numbers = get(names.numbers) or b"0"
-        looked = (get(names.returns) or b"0", b"" if self._is_sorted_by_time else numbers)
-        if is_strict and looked != self._looked:
-            return None
-        put = parse_count(names.numbers, numbers) if self._is_sorted_by_time else 0
-        while len(chosen) < most:
-            if self._takeable:
-                each = self._takeable.popleft()
-            elif self._seen < put:
-                each = _Takeable(_order_key(0, self._seen), NEVER_TAKEN)
-                self._seen += 1
-            else:
-                break
-            order_key, claim = each
-            text = get(names.item_key(order_key))
-            if text is not None and (get(names.claim_key(order_key)) or b"") == claim.text:
-                (new,) = new_claims(session, [claim.deliveries + 1])
-                chosen.append((each, (order_key, new), self._content(order_key, text)))
-        if not chosen:
-            if looked != self._looked:
+            numbers = get(names.numbers) or b"0"
+            is_current = (get(names.returns) or b"0", self._is_sorted_by_time or numbers) == self._looked
+            if is_strict and not is_current:
                 return None
-            return Transaction({}, {}, {}, [] if get(names.wakeup) is None else [names.wakeup])
-        got.extend(taken for _, taken, _ in chosen)
-        return Transaction({}, {names.claim_key(order_key): claim.text for order_key, claim in got}, {}, [])
+            put = parse_count(names.numbers, numbers) if self._is_sorted_by_time else 0
+            while len(chosen) < most and (self._takeable or self._seen < put):
+                if self._takeable:
+                    each = self._takeable.popleft()
+                else:
+                    each = _Takeable(_order_key(0, self._seen), NEVER_TAKEN)
+                    self._seen += 1
+                text = get(key := names.item_key(each.order_key))
+                if text is not None and (get(names.claim_key(each.order_key)) or b"") == each.claim.text:
+                    (claim,) = new_claims(session, [each.claim.deliveries + 1])
+                    chosen.append((each, (each.order_key, claim), parse_content(key, text)))
+            got.extend(taken for _, taken, _ in chosen)
+            if chosen:
+                return Transaction({}, {names.claim_key(order_key): claim.text for order_key, claim in got}, {}, [])
+            gone = [] if get(names.wakeup) is None else [names.wakeup]
+            return Transaction({}, {}, {}, gone) if is_current else None
+
+        while True:
+            self._list_if_old()
+            if not self._items.transact_by(choose):  # an item was released, or was put into a priority queue
+                self._until, is_strict = -1.0, False
+                continue
+            items = self._usable((taken, content) for _, taken, content in chosen)
+            if items or not chosen:
+                return items
+            chosen.clear()
 
     def _claim_all(self, candidates: list[_Takeable], got: list[Taken]) -> list[Item]:
         """Claim those of `candidates` that are still free, all at once if the store can, and return the items."""
@@ -812,7 +794,7 @@ class Queue(Undoable):
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)
-        numbers = b"" if self._is_sorted_by_time else self._count(self._items.numbers)
+        numbers = self._is_sorted_by_time or self._count(self._items.numbers)
         is_valid = now < self._until and (returns, numbers) == self._looked
         if is_valid and (self._takeable or (self._is_sorted_by_time and self._find_new())):
             return False
@@ -825,18 +807,18 @@ class Queue(Undoable):
         now = system.time.monotonic()
         if now < self._until:
             return
-        returns = self._count(self._items.returns)
-        number = self._count(self._items.numbers)
-        put = parse_count(self._items.numbers, number)
-        numbers = b"" if self._is_sorted_by_time else number
+        returns, numbers = self._count(self._items.returns), self._count(self._items.numbers)
+        put = parse_count(self._items.numbers, numbers)
         time = system.time.time()
         free, due, self._consumers = self._list_free(time)
         last = _number(free[-1].order_key) + 1 if free else 0
         # Later numbers are of removed items, or of an item that its producer is writing, which is the next to be taken.
         seen = put if self._store._decides else max(min(last, put), self._listed)
-        self._takeable, self._seen, self._looked, self._listed = deque(free), seen, (returns, numbers), put
+        self._takeable, self._seen, self._listed = deque(free), seen, put
+        self._looked = returns, self._is_sorted_by_time or numbers
         done = system.time.monotonic()
-        self._until = min(now + max(0.0, due - time), done + max(LOOK_S, (done - now) / LOOK_SHARE))
+        self._fresh_until = done + (done - now) / LOOK_SHARE
+        self._until = min(now + max(0.0, due - time), max(done + LOOK_S, self._fresh_until))
 
     def _find_new(self) -> bool:
         """Add the free ones of the items that were put since the last look. Return whether there is one."""
