@@ -8,10 +8,13 @@ kazoo's ``LockingQueue`` also keeps an item, under a lock of its consumer, until
 A consumer keeps a list of free items. When the list is used up, it looks for the items that were put since then, by
 their numbers. It lists all keys again only after `LOOK_S`, or when an item was released or has become due. Where the
 store changes several keys in one step, each call of this module but `put` is one such step, made by `Items.change`.
+Where the store also reads keys in this step (`Store._transact_by`), a `put` and a `take` are one step each. So no
+consumer tries to claim an item that another consumer has claimed.
 
-A consumer that finds no item deletes the wake-up key, lists the items once more, and sleeps until the key exists. A put
-after this listing creates the key again, and so wakes the consumer. In the same way, a process that waits for the
-removal of items deletes the key ``removed``, which the removal of an item creates again.
+A consumer that finds no item deletes the wake-up key, lists the items once more unless the same step has shown that
+there is none, and sleeps until the key exists. A put after this creates the key again, and so wakes the consumer. In
+the same way, a process that waits for the removal of items deletes the key ``removed``, which the removal of an item
+creates again.
 """
 
 from __future__ import annotations
@@ -167,6 +170,7 @@ class Queue(Undoable):
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._takeable: deque[_Takeable] = deque()
         self._until = -1.0  # when the list of free items is out of date, by the monotonic clock
+        self._chosen: list[_Takeable] = []  # the items that this process has tried to claim last
         self._fresh_until = -1.0  # when to list the living consumers again before a sleep
         self._looked: tuple[bytes, bytes | bool] = (b"", b"")
         self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
@@ -661,12 +665,12 @@ class Queue(Undoable):
         If there is no free item, the same step deletes the wake-up key, which a later put creates again.
         """
         names, session, is_strict = self._items, self._store.register(), True
-        chosen: list[tuple[_Takeable, Taken, Content]] = []
+        chosen: list[tuple[Taken, Content]] = []
 
         def choose(get: Get) -> Transaction | None:
-            self._takeable.extendleft(
-                each for each, _, _ in reversed(chosen)
-            )  # of an earlier call: nothing was written
+            takeable = self._takeable  # another thread may replace the list meanwhile
+            takeable.extendleft(reversed(self._chosen))  # those that were not claimed: a write may have failed
+            self._chosen.clear()
             chosen.clear()
             got.clear()
             numbers = get(names.numbers) or b"0"
@@ -674,17 +678,18 @@ class Queue(Undoable):
             if is_strict and not is_current:
                 return None
             put = parse_count(names.numbers, numbers) if self._is_sorted_by_time else 0
-            while len(chosen) < most and (self._takeable or self._seen < put):
-                if self._takeable:
-                    each = self._takeable.popleft()
-                else:
-                    each = _Takeable(_order_key(0, self._seen), NEVER_TAKEN)
+            while len(chosen) < most and (takeable or self._seen < put):
+                if not takeable:
+                    takeable.append(_Takeable(_order_key(0, self._seen), NEVER_TAKEN))
                     self._seen += 1
-                text = get(key := names.item_key(each.order_key))
-                if text is not None and (get(names.claim_key(each.order_key)) or b"") == each.claim.text:
-                    (claim,) = new_claims(session, [each.claim.deliveries + 1])
-                    chosen.append((each, (each.order_key, claim), parse_content(key, text)))
-            got.extend(taken for _, taken, _ in chosen)
+                order_key, before = each = takeable[0]
+                text = get(key := names.item_key(order_key))
+                if text is not None and (get(names.claim_key(order_key)) or b"") == before.text:
+                    (claim,) = new_claims(session, [before.deliveries + 1])
+                    chosen.append(((order_key, claim), parse_content(key, text)))
+                    self._chosen.append(each)  # before the next line: a signal handler may raise between the two
+                takeable.popleft()
+            got.extend(taken for taken, _ in chosen)
             if chosen:
                 return Transaction({}, {names.claim_key(order_key): claim.text for order_key, claim in got}, {}, [])
             gone = [] if get(names.wakeup) is None else [names.wakeup]
@@ -695,10 +700,9 @@ class Queue(Undoable):
             if not self._items.transact_by(choose):  # an item was released, or was put into a priority queue
                 self._until, is_strict = -1.0, False
                 continue
-            items = self._usable((taken, content) for _, taken, content in chosen)
+            items = self._usable(chosen)
             if items or not chosen:
                 return items
-            chosen.clear()
 
     def _claim_all(self, candidates: list[_Takeable], got: list[Taken]) -> list[Item]:
         """Claim those of `candidates` that are still free, all at once if the store can, and return the items."""
