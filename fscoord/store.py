@@ -345,18 +345,14 @@ class Store(ABC):
         )
 
     _decides: bool = False
-    """Whether `_transact_by` works."""
+    """Whether the store has `_transact_by`."""
 
-    def _transact_by(self, choose: Choose) -> bool:
-        """Perform the transaction that `choose` returns, in one step with the reads of `choose`.
+    _transact_by: Callable[[Choose], bool]
+    """Perform the transaction that a function returns, in one step with its reads. Return whether it returned one.
 
-        The keys and values are not checked. `choose` must not use the store, and may be called again if nothing was
-        written.
-
-        Returns:
-            Whether `choose` has returned a transaction. If it has returned None, nothing was changed.
-        """
-        raise NotImplementedError
+    The keys and values are not checked. The function must not use the store. It may be called again if nothing was
+    written.
+    """
 
     @abstractmethod
     def queue_push(self, key: Key, value: Value) -> None:

@@ -197,7 +197,6 @@ _COMPOSED: Final = (
     "_wait",
     "_transact",
     "_decides",
-    "_transact_by",
     "_peek_all",
     "_recall",
     "_write_within",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 
 from fscoord import FileStore, HashStore, PrefixStore
 from fscoord._arguments import Transaction
@@ -94,7 +95,7 @@ def test_items_come_once_and_in_order_while_the_log_is_compacted(tmp_path: Path)
             with found.take(block=False) as item:
                 items.append((int(item.data.split()[0]), item.deliveries))
         assert items == [(number, 1) for number in range(200)]
-        assert store._log.position()[0] > 0
+        assert log_of(store).position()[0] > 0
         assert found.size() == 0
 
 
