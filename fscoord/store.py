@@ -142,6 +142,10 @@ class Member(NamedTuple):
     found_dead: float | None = None
 
 
+Choose = Callable[[Callable[[bytes], bytes | None]], Transaction | None]
+"""A function that decides a transaction. Its argument returns the value of a key; None: the key has no value. Its
+result has no comparisons. None: change nothing."""
+
 NUM_MEMBERS: Final = b"/num_members"
 """The suffix of the key in which `Store.barrier` counts the arrivals."""
 
@@ -339,6 +343,16 @@ class Store(ABC):
             f"{type(self).__name__} has no transact, so nothing was changed: the store can't change several keys in one"
             " step (capabilities.transacts). Use a FileStore, HashStore or EtcdStore"
         )
+
+    _decides: bool = False
+    """Whether the store has `_transact_by`."""
+
+    _transact_by: Callable[[Choose], bool]
+    """Perform the transaction that a function returns, in one step with its reads. Return whether it returned one.
+
+    The keys and values are not checked. The function must not use the store. It may be called again if nothing was
+    written.
+    """
 
     @abstractmethod
     def queue_push(self, key: Key, value: Value) -> None:

@@ -12,6 +12,7 @@ from fscoord._arguments import (
     CounterRangeError,
     MalformedText,
     NotACounterError,
+    Transaction,
     Value,
     key_bytes,
     key_text,
@@ -25,7 +26,7 @@ from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._keys import add_checked, counter_error, foreign_value_error
-from fscoord.store import Store, shown
+from fscoord.store import Choose, Store, shown
 
 
 class Claim(NamedTuple):
@@ -62,8 +63,8 @@ class Content(NamedTuple):
 
     def text(self) -> bytes:
         """Return the value for the store."""
-        head = "" if self.expires == math.inf else f"{self.expires:.6f}"
-        return head.encode() + (b"r=" if self.wants_result else b"=") + self.data
+        head = b"" if self.expires == math.inf else b"%.6f" % self.expires
+        return head + (b"r=" if self.wants_result else b"=") + self.data
 
 
 class QueuedItem(NamedTuple):
@@ -197,6 +198,14 @@ class Items:
             Whether the comparisons held. If not, nothing was changed.
         """
         store, adds = self._store, adds or {}
+        if store._decides:
+
+            def choose(get: Callable[[bytes], bytes | None]) -> Transaction | None:
+                if any(get(key) != (value or None) for key, value in compare.items()):
+                    return None
+                return Transaction({}, {**sets, wake: b"1"} if wake and get(wake) is None else sets, adds, [*deletes])
+
+            return self.transact_by(choose)
         is_one_key = len(compare) == 1 and compare.keys() == sets.keys() and not (deletes or adds or wake)
         if store.capabilities.transacts and not is_one_key:  # `compare_set` is faster for one key
             present = {**sets, wake: b"1"} if wake else sets
@@ -220,6 +229,13 @@ class Items:
         if wake and not store.check([wake]):
             store.set(wake, b"1")
         return True
+
+    def transact_by(self, choose: Choose) -> bool:
+        """Call `Store._transact_by`, and raise the errors of a recipe for a counter with a wrong value."""
+        try:
+            return self._store._transact_by(choose)
+        except (NotACounterError, CounterRangeError) as error:
+            raise counter_error(error) from error
 
     def is_held(self, taken: Taken) -> bool:
         """Return whether the store still has the claim of `taken`."""

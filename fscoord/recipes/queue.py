@@ -8,10 +8,13 @@ kazoo's ``LockingQueue`` also keeps an item, under a lock of its consumer, until
 A consumer keeps a list of free items. When the list is used up, it looks for the items that were put since then, by
 their numbers. It lists all keys again only after `LOOK_S`, or when an item was released or has become due. Where the
 store changes several keys in one step, each call of this module but `put` is one such step, made by `Items.change`.
+Where the store also reads keys in this step (`Store._transact_by`), a `put` and a `take` are one step each. So no
+consumer tries to claim an item that another consumer has claimed.
 
-A consumer that finds no item deletes the wake-up key, lists the items once more, and sleeps until the key exists. A put
-after this listing creates the key again, and so wakes the consumer. In the same way, a process that waits for the
-removal of items deletes the key ``removed``, which the removal of an item creates again.
+A consumer that finds no item deletes the wake-up key, lists the items once more unless the same step has shown that
+there is none, and sleeps until the key exists. A put after this creates the key again, and so wakes the consumer. In
+the same way, a process that waits for the removal of items deletes the key ``removed``, which the removal of an item
+creates again.
 """
 
 from __future__ import annotations
@@ -26,13 +29,17 @@ from itertools import count
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
+    KEY_MAX,
+    VALUE_MAX,
     Key,
     Timeout,
+    Transaction,
     Value,
     check_int64,
     check_positive,
     key_bytes,
     key_text,
+    pairs_bytes,
     to_seconds,
     value_bytes,
 )
@@ -61,6 +68,7 @@ from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, pa
 from fscoord.store import Store, begin_span, needed_store, shown
 
 T = TypeVar("T")
+Get = Callable[[bytes], "bytes | None"]
 
 LOOK_S: Final = 1.0
 """A consumer lists the items again after this many seconds, to find items that are due or whose consumers have died."""
@@ -102,6 +110,8 @@ class _Terms(NamedTuple):
         Raises:
             ValueError: the delay is not finite, or is at least `FAR_S`.
         """
+        if self.delay.__class__ is int and not self.delay and self.expires is None:
+            return self  # the usual case
         delay, expires = to_seconds(self.delay), math.inf if self.expires is None else to_seconds(self.expires)
         if delay >= FAR_S:
             raise ValueError(f"delay must be a finite time, less than {FAR_S:g} s")
@@ -160,9 +170,12 @@ class Queue(Undoable):
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._takeable: deque[_Takeable] = deque()
         self._until = -1.0  # when the list of free items is out of date, by the monotonic clock
-        self._looked = (b"", b"")
+        self._chosen: list[_Takeable] = []  # the items that this process has tried to claim last
+        self._fresh_until = -1.0  # when to list the living consumers again before a sleep
+        self._looked: tuple[bytes, bytes | bool] = (b"", b"")
         self._consumers: list[int] = []  # the sessions of living consumers when the items were listed
         self._seen = 0  # items with lower numbers were looked for; one after the last item found may be being written
+        self._listed = 0  # how many items had been put when the items were listed last
         self._gone = 0  # numbers without an item, of producers that died
         self._counted_until = -1.0
         key_bytes(self._items.claim_key(_order_key(0, 0)))  # refuses a name that is too long
@@ -342,24 +355,14 @@ class Queue(Undoable):
         of: Callable[[list[Item]], T],
     ) -> WaitSteps[T]:
         """Return the steps that take up to `limit` items. Their result is ``of(items)``."""
-        steps = as_one_wait(
-            Awaited(QUEUE, self.name),
-            lambda: f"an item of the queue {self.name!r}",
-            partial(self._await_items, block, timeout, got, limit, of),
-        )
+        steps = self._take_or_await(got, block, timeout, limit, of)
         if tracing.recorder is None:
             return steps
         span = begin_span("take", self._store, self._items.name)
         return tracing.record_steps(span, steps, lambda _: ("item", key_text(got[0][0])))
 
-    def _await_items(
-        self,
-        block: bool,
-        timeout: Timeout | None,
-        got: list[Taken],
-        most: int,
-        of: Callable[[list[Item]], T],
-        slow_logger: SlowWaitLogger,
+    def _take_or_await(
+        self, got: list[Taken], block: bool, timeout: Timeout | None, most: int, of: Callable[[list[Item]], T]
     ) -> WaitSteps[T]:
         """Take up to `most` items. With `block`, wait until there is a free item.
 
@@ -368,36 +371,55 @@ class Queue(Undoable):
         """
         limit = self._limit(timeout)
         end = system.time.monotonic() + limit
-        is_cleared = is_last = False
+        items = self._take_now(got, end if block else math.inf, most)
+        if not items:
+            if not block:
+                raise QueueEmptyError(f"the queue {self.name!r} has no item that can be taken")
+            items = yield from as_one_wait(
+                Awaited(QUEUE, self.name),
+                lambda: f"an item of the queue {self.name!r}",
+                partial(self._await_items, end, limit, got, most),
+            )
+        return of(items)
+
+    def _await_items(
+        self, end: float, limit: float, got: list[Taken], most: int, slow_logger: SlowWaitLogger
+    ) -> WaitSteps[list[Item]]:
+        """Wait until there is a free item, and take up to `most` items."""
+        clears = not self._store._decides  # otherwise the step that finds no item deletes the wake-up key
+        is_cleared = is_last = looks = False
         while True:
-            items = self._take_now(got, end if block else math.inf, most)
+            left = end - system.time.monotonic()
+            if not clears:  # list the living consumers once more, so that the death of each ends the sleep
+                looks = left > 0 and not looks and system.time.monotonic() >= self._fresh_until
+            elif looks := self._store.check([self._items.wakeup]):
+                self._store.delete_key(self._items.wakeup)
+                is_cleared = True
+            if looks:
+                self._until = -1.0
+            if looks and not is_last:  # list the items once more after the deadline: the key may have announced one
+                is_last = left <= 0
+            else:
+                if left <= 0:
+                    raise StoreTimeoutError(
+                        f"no item came into the queue {self.name!r} within {limit:g} s{self._store._closer_look()}",
+                        keys=[key_text(self._items.wakeup)],
+                        waited=limit,
+                    )
+                dead: list[int] = []
+                with suppress(StoreTimeoutError):
+                    # If a consumer died after the items were listed, its recorded death ends this wait at once.
+                    longest = max(0.0, min(LOOK_S, left, self._until - system.time.monotonic()))
+                    dead = yield WaitRequest(
+                        KEYS, [self._items.wakeup], longest, sessions=self._consumers, slow_logger=slow_logger
+                    )
+                if dead or clears:
+                    self._until = -1.0
+            items = self._take_now(got, end, most)
             if items:
                 if is_cleared and self._takeable:  # this call deleted the key that would wake consumers for the rest
                     self._store.set(self._items.wakeup, b"1")
-                return of(items)
-            if not block:
-                raise QueueEmptyError(f"the queue {self.name!r} has no item that can be taken")
-            if self._store.check([self._items.wakeup]):
-                self._store.delete_key(self._items.wakeup)
-                self._until = -1.0
-                is_cleared = True
-                if not is_last:  # list the items once more after the deadline: the key may have announced an item
-                    is_last = system.time.monotonic() >= end
-                    continue
-            left = end - system.time.monotonic()
-            if left <= 0:
-                raise StoreTimeoutError(
-                    f"no item came into the queue {self.name!r} within {limit:g} s{self._store._closer_look()}",
-                    keys=[key_text(self._items.wakeup)],
-                    waited=limit,
-                )
-            with suppress(StoreTimeoutError):
-                # If a consumer died after the items were listed, its recorded death ends this wait at once.
-                longest = max(0.0, min(LOOK_S, left, self._until - system.time.monotonic()))
-                yield WaitRequest(
-                    KEYS, [self._items.wakeup], longest, sessions=self._consumers, slow_logger=slow_logger
-                )
-            self._until = -1.0
+                return items
 
     @in_steps
     def join(self, timeout: Timeout | None = None) -> WaitSteps[None]:
@@ -499,11 +521,14 @@ class Queue(Undoable):
             raise ValueError(
                 f"{len(packed)} items don't fit into the queue {self.name!r}, whose maxsize is {self._maxsize}"
             )
-        if packed and self._maxsize != math.inf:
-            most = self._maxsize - len(packed)
-            if self._count_roughly() > most:
-                yield from self._await_removals(most, timeout, f"room in the queue {self.name!r}")
-        return self._put(packed, terms)
+        most = self._maxsize - len(packed)
+        if packed and (self._store._decides or most == math.inf or self._count_roughly() <= most):
+            ids = self._put(packed, terms, most)
+            if ids is not None:
+                return ids
+        if packed:
+            yield from self._await_removals(most, timeout, f"room in the queue {self.name!r}")
+        return self._put(packed, terms) or []
 
     def _count_roughly(self) -> float:
         """Return a number that is not less than the number of items, without listing the items.
@@ -561,22 +586,47 @@ class Queue(Undoable):
 
         return as_one_wait(Awaited(QUEUE, self.name), lambda: what, steps)
 
-    def _put(self, values: list[bytes], terms: _Terms) -> list[str]:
+    def _put(self, values: list[bytes], terms: _Terms, most: float = math.inf) -> list[str] | None:
+        """Append items. If the store counts them in the same step, return None if there are more than `most`."""
+        if not values:
+            return []
+        span = begin_span("put", self._store, self._items.name, None, "items", len(values))
+        now = system.time.time()
+        expires = math.inf if terms.expires is None else now + to_seconds(terms.expires)
+        texts = [Content(value, expires, terms.wants_result).text() for value in values]
         order_keys: list[bytes] = []
-        if values:
-            span = begin_span("put", self._store, self._items.name, None, "items", len(values))
-            now = system.time.time()
-            expires = math.inf if terms.expires is None else now + to_seconds(terms.expires)
-            texts = [Content(value, expires, terms.wants_result).text() for value in values]
-            first = add_checked(self._store, self._items.numbers, len(values)) - len(values)
-            order_keys = [_order_key(terms.priority, first + number) for number in range(len(values))]
-            keys = [*map(self._items.item_key, order_keys)]
+
+        def pairs(first: int) -> dict[bytes, bytes]:
+            order_keys[:] = [_order_key(terms.priority, number) for number in range(first, first + len(values))]
+            found = dict(zip(map(self._items.item_key, order_keys), texts, strict=True))
             if terms.delay:
-                keys += map(self._items.claim_key, order_keys)
-                texts += [claim_until(now + to_seconds(terms.delay))] * len(values)
-            self._store.multi_set([*keys, self._items.wakeup], [*texts, b"1"])
-            if span is not None:
-                tracing.end(span, "done", "item", key_text(order_keys[0]))
+                found |= dict.fromkeys(
+                    map(self._items.claim_key, order_keys), claim_until(now + to_seconds(terms.delay))
+                )
+            return found
+
+        def choose(get: Get) -> Transaction | None:
+            put = parse_count(self._items.numbers, get(self._items.numbers) or b"0")
+            if most < put and put - parse_count(self._items.ends, get(self._items.ends) or b"0") - self._gone > most:
+                return None
+            sets = pairs(put)
+            if get(self._items.wakeup) is None:
+                sets[self._items.wakeup] = b"1"
+            return Transaction({}, sets, {self._items.numbers: len(values)}, [])
+
+        if self._store._decides:
+            if len(texts) * KEY_MAX + sum(map(len, texts)) > VALUE_MAX:
+                pairs_bytes(pairs(0), texts)  # refuses what is too long
+            if not self._items.transact_by(choose):
+                if span is not None:
+                    tracing.end(span, "full")
+                return None
+        else:
+            first = add_checked(self._store, self._items.numbers, len(values)) - len(values)
+            changes = pairs(first) | {self._items.wakeup: b"1"}
+            self._store.multi_set(changes.keys(), changes.values())
+        if span is not None:
+            tracing.end(span, "done", "item", key_text(order_keys[0]))
         return list(map(key_text, order_keys))
 
     def _take_now(self, got: list[Taken], end: float, most: int) -> list[Item]:
@@ -586,6 +636,8 @@ class Queue(Undoable):
             StoreTimeoutError: other consumers took every listed item first, until the time `end` or the store's timeout
                 was reached.
         """
+        if self._store._decides:
+            return self._take_in_one_step(got, most)
         is_new = self._look()
         refusals = Refusals(self._store, self._items.name, end)
         while True:
@@ -607,6 +659,51 @@ class Queue(Undoable):
                 return items
             is_new = False
 
+    def _take_in_one_step(self, got: list[Taken], most: int) -> list[Item]:
+        """Take up to `most` items, on a store that finds and claims them in one step.
+
+        If there is no free item, the same step deletes the wake-up key, which a later put creates again.
+        """
+        names, session, is_strict = self._items, self._store.register(), True
+        chosen: list[tuple[Taken, Content]] = []
+
+        def choose(get: Get) -> Transaction | None:
+            takeable = self._takeable  # another thread may replace the list meanwhile
+            takeable.extendleft(reversed(self._chosen))  # those that were not claimed: a write may have failed
+            self._chosen.clear()
+            chosen.clear()
+            got.clear()
+            numbers = get(names.numbers) or b"0"
+            is_current = (get(names.returns) or b"0", self._is_sorted_by_time or numbers) == self._looked
+            if is_strict and not is_current:
+                return None
+            put = parse_count(names.numbers, numbers) if self._is_sorted_by_time else 0
+            while len(chosen) < most and (takeable or self._seen < put):
+                if not takeable:
+                    takeable.append(_Takeable(_order_key(0, self._seen), NEVER_TAKEN))
+                    self._seen += 1
+                order_key, before = each = takeable[0]
+                text = get(key := names.item_key(order_key))
+                if text is not None and (get(names.claim_key(order_key)) or b"") == before.text:
+                    (claim,) = new_claims(session, [before.deliveries + 1])
+                    chosen.append(((order_key, claim), parse_content(key, text)))
+                    self._chosen.append(each)  # before the next line: a signal handler may raise between the two
+                takeable.popleft()
+            got.extend(taken for taken, _ in chosen)
+            if chosen:
+                return Transaction({}, {names.claim_key(order_key): claim.text for order_key, claim in got}, {}, [])
+            gone = [] if get(names.wakeup) is None else [names.wakeup]
+            return Transaction({}, {}, {}, gone) if is_current else None
+
+        while True:
+            self._list_if_old()
+            if not self._items.transact_by(choose):  # an item was released, or was put into a priority queue
+                self._until, is_strict = -1.0, False
+                continue
+            items = self._usable(chosen)
+            if items or not chosen:
+                return items
+
     def _claim_all(self, candidates: list[_Takeable], got: list[Taken]) -> list[Item]:
         """Claim those of `candidates` that are still free, all at once if the store can, and return the items."""
         got.clear()
@@ -621,6 +718,10 @@ class Queue(Undoable):
             free = [each for key, each in zip(keys, candidates, strict=True) if claims.get(key, b"") == each.claim.text]
             if free:
                 found = self._claim(free, got)
+        return self._usable(found)
+
+    def _usable(self, found: Iterable[tuple[Taken, Content]]) -> list[Item]:
+        """Return the items that this process has claimed, without those that it discards."""
         now, items = system.time.time(), []
         for taken, content in found:
             if self._dead_letter is not None and taken[1].deliveries > self._max_deliveries:
@@ -697,19 +798,31 @@ class Queue(Undoable):
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)
-        numbers = b"" if self._is_sorted_by_time else self._count(self._items.numbers)
+        numbers = self._is_sorted_by_time or self._count(self._items.numbers)
         is_valid = now < self._until and (returns, numbers) == self._looked
         if is_valid and (self._takeable or (self._is_sorted_by_time and self._find_new())):
             return False
-        put = self._count_of(self._items.numbers)
+        self._until = -1.0
+        self._list_if_old()
+        return True
+
+    def _list_if_old(self) -> None:
+        """List the items that may be taken, if the list is out of date."""
+        now = system.time.monotonic()
+        if now < self._until:
+            return
+        returns, numbers = self._count(self._items.returns), self._count(self._items.numbers)
+        put = parse_count(self._items.numbers, numbers)
         time = system.time.time()
         free, due, self._consumers = self._list_free(time)
         last = _number(free[-1].order_key) + 1 if free else 0
         # Later numbers are of removed items, or of an item that its producer is writing, which is the next to be taken.
-        self._takeable, self._seen, self._looked = deque(free), max(min(last, put), put - SPAN), (returns, numbers)
+        seen = put if self._store._decides else max(min(last, put), self._listed)
+        self._takeable, self._seen, self._listed = deque(free), seen, put
+        self._looked = returns, self._is_sorted_by_time or numbers
         done = system.time.monotonic()
-        self._until = min(now + max(0.0, due - time), done + max(LOOK_S, (done - now) / LOOK_SHARE))
-        return True
+        self._fresh_until = done + (done - now) / LOOK_SHARE
+        self._until = min(now + max(0.0, due - time), max(done + LOOK_S, self._fresh_until))
 
     def _find_new(self) -> bool:
         """Add the free ones of the items that were put since the last look. Return whether there is one."""

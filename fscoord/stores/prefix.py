@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
+from fscoord._arguments import Key, Timeout, Transaction, key_bytes, key_text, keys_bytes
 from fscoord._waiting.changes import Position, Watch
 from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
-from fscoord.store import Store, StoreView, forwarded, on_key, shown_handle, wait_on
+from fscoord.store import Choose, Store, StoreView, forwarded, on_key, shown_handle, wait_on
 
 T = TypeVar("T")
 
@@ -109,6 +109,24 @@ class PrefixStore(StoreView):
     def _recall(self, key: bytes) -> bytes | None:
         return self._open()._recall(self._prefix + key)
 
+    @property
+    def _decides(self) -> bool:  # type: ignore[override]
+        return self._inner._decides
+
+    def _transact_by(self, choose: Choose) -> bool:
+        prefix = self._prefix
+
+        def choose_full(get: Callable[[bytes], bytes | None]) -> Transaction | None:
+            chosen = choose(lambda key: get(prefix + key))
+            if chosen is None:
+                return None
+            _, present, added, deleted = chosen
+            full = {prefix + key: value for key, value in present.items()}
+            sums = {prefix + key: amount for key, amount in added.items()}
+            return Transaction({}, full, sums, [prefix + key for key in deleted])
+
+        return self._open()._transact_by(choose_full)
+
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._open()._write_within(limit, self._full(key), value, appends=appends)
 
@@ -178,6 +196,7 @@ class PrefixStore(StoreView):
 _COMPOSED: Final = (
     "_wait",
     "_transact",
+    "_decides",
     "_peek_all",
     "_recall",
     "_write_within",

@@ -31,13 +31,18 @@ from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
+<<<<<<< HEAD
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Decide, Log
+=======
+from fscoord._log.log import SEVERAL, Decide, Log
+>>>>>>> qperf2
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
+<<<<<<< HEAD
 from fscoord._waiting.changes import Position
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord._waiting.wait import (
@@ -52,6 +57,11 @@ from fscoord._waiting.wait import (
 )
 from fscoord.errors import FscoordError, QueueEmptyError, StoreTimeoutError
 from fscoord.store import Capabilities, Member, Store, kept, shown_handle
+=======
+from fscoord._waiting.wait import NotYet, new_tuple
+from fscoord.errors import FscoordError, QueueEmptyError
+from fscoord.store import Capabilities, Choose, shown_handle
+>>>>>>> qperf2
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival import Arrival
 from fscoord.stores.file.arrival_slots import ArrivalSlots
@@ -315,6 +325,16 @@ class FileStore(Store):
         if done and self._log.handle.bell:
             self._notifier.notify([*present, *deleted, *added])
         return done
+
+    @property
+    def _decides(self) -> bool:  # type: ignore[override]
+        return self._combiner is None
+
+    def _transact_by(self, choose: Choose) -> bool:
+        done: Transaction | None = self._log.update(record.TRANSACTION, b"", choose, self._decide_by, self._timeout)
+        if done is not None and self._log.handle.bell:
+            self._notifier.notify([*done.set, *done.add])
+        return done is not None
 
     def queue_push(self, key: Key, value: Value) -> None:
         self._write(Operation(record.PUSH, key_bytes(key), value_bytes(value)))
@@ -677,6 +697,14 @@ class FileStore(Store):
             for name in transaction.delete:
                 self._slots.clear(name)
         return decided
+
+    def _decide_by(self, _: bytes, choose: Choose) -> tuple[Transaction | None, int, Any]:
+        chosen = choose(self._decisions._get)
+        if chosen is None:
+            return None, 0, b""
+        if len(chosen.set) == 1 and not (chosen.add or chosen.delete):  # all processes apply this record faster
+            return chosen, SEVERAL, [(record.SET, *pair) for pair in chosen.set.items()]
+        return chosen, *self._decide_transaction(b"", chosen)[1:]
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
         """Read the new records of the log, call `answer` while no thread changes the state, and return its result."""

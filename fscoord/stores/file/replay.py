@@ -128,10 +128,12 @@ class KeyValueState:
             elif kind == record.TRANSACTION:
                 assert isinstance(value, bytes), "as above"
                 for name, new in record.decode_changes(value):
-                    if new is None:
+                    if new is not None:
+                        values[name] = new
+                    elif self.queues or name.endswith(KEYS_OF_BARRIER):
                         self._delete(name)
                     else:
-                        values[name] = new
+                        values.pop(name, None)  # the usual case of `_delete`, inlined for speed
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
         """Update the offsets of all spilled values after a compaction, because the log continues in a new file.
