@@ -31,18 +31,13 @@ from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
-<<<<<<< HEAD
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.log import Decide, Log
-=======
 from fscoord._log.log import SEVERAL, Decide, Log
->>>>>>> qperf2
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
-<<<<<<< HEAD
 from fscoord._waiting.changes import Position
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord._waiting.wait import (
@@ -56,12 +51,7 @@ from fscoord._waiting.wait import (
     new_tuple,
 )
 from fscoord.errors import FscoordError, QueueEmptyError, StoreTimeoutError
-from fscoord.store import Capabilities, Member, Store, kept, shown_handle
-=======
-from fscoord._waiting.wait import NotYet, new_tuple
-from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.store import Capabilities, Choose, shown_handle
->>>>>>> qperf2
+from fscoord.store import Capabilities, Choose, Member, Store, kept, shown_handle
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.arrival import Arrival
 from fscoord.stores.file.arrival_slots import ArrivalSlots
