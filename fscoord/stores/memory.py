@@ -51,7 +51,7 @@ from fscoord._waiting.wait import (
     block_on,
 )
 from fscoord.errors import QueueEmptyError, StoreClosedError
-from fscoord.store import Capabilities, Store, kept, shown_handle
+from fscoord.store import Capabilities, Choose, Store, kept, shown_handle
 
 _Waiters = dict[bytes, list[Waker]]
 _History = deque[tuple[Position, bytes, bytes | None]]
@@ -292,12 +292,20 @@ class HashStore(Store):
     multi_set = kept(Store.multi_set)
 
     def _transact(self, transaction: Transaction) -> bool:
-        compared, present, added, deleted = transaction
+        return self._transact_by(
+            lambda get: transaction if all(get(key) == value for key, value in transaction.compare.items()) else None
+        )
+
+    _decides = True
+
+    def _transact_by(self, choose: Choose) -> bool:
         with self._shared.lock:
             self._check_open()
             values = self._shared.values
-            if {key: values.get(key) for key in compared} != compared:
+            chosen = choose(values.get)
+            if chosen is None:
                 return False
+            _, present, added, deleted = chosen
             sums = {key: b"%d" % counter_sum(values.get(key), amount, key) for key, amount in added.items()}
             self._shared.put([*present.items(), *sums.items()], deleted)
             return True
