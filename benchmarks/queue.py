@@ -185,7 +185,10 @@ def in_threads(kind: str, address: str, sides: int, each: int) -> list[tuple[flo
 def server(kind: str, directory: str) -> Iterator[str]:
     """Yield the address of an empty queue in `directory`, with a server for Redis."""
     if kind != REDIS:
-        yield str(Path(directory, "queue"))
+        path = str(Path(directory, "queue"))
+        if kind == HUEY:
+            opened(kind, path)  # processes that create its directories at the same time may fail
+        yield path
         return
     import redis
 
