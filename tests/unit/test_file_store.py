@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from fscoord import (
     StoreGoneError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    open_store,
 )
 from fscoord._runtime import system
 from fscoord.stores import file
@@ -245,9 +247,12 @@ def test_log_writable_by_others_is_refused_unless_the_mode_allows_it(tmp_path: P
     path = tmp_path / "store"
     FileStore(path, mode=0o660).close()
     path.chmod(0o660)
-    with pytest.raises(InsecurePathError, match="others can write it"):
+    with pytest.raises(InsecurePathError, match="others can write it") as refused:
         FileStore(path)
     FileStore(path, mode=0o660).close()
+    option = re.search(r"in an address (\?mode=\d+)\)", str(refused.value))
+    assert option is not None
+    open_store(f"file:{path}{option[1]}").close()
 
 
 # -- handles -----------------------------------------------------------------------------------------------------------
