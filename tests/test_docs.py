@@ -94,7 +94,7 @@ def test_how_to_pages_are_all_in_their_index() -> None:
     assert missing == [], "docs/how-to.md has no line for these"
 
 
-def test_pages_that_code_and_texts_for_contributors_name_are_there() -> None:
+def test_pages_that_code_and_contributors_name_are_there() -> None:
     """Sphinx checks the links of the pages. A page that was merged into another may be named in other files, too."""
     texts = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.py"), *REPOSITORY.glob("packaging/**/*.md")]
     for folder in ("fscoord", "pytest_fscoord", "packaging", "examples", "benchmarks", "tests"):

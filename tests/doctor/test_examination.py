@@ -325,9 +325,7 @@ def test_directory_that_cannot_be_written_is_an_error(as_nobody, public_dir):
         as_nobody(examine, str(public_dir))
 
 
-def test_directory_that_becomes_full_during_the_examination_is_an_error_that_says_what_to_do(
-    directory, brief, monkeypatch
-):
+def test_directory_that_becomes_full_is_an_error_with_advice(directory, brief, monkeypatch):
     def full(*_: Any) -> None:
         raise FailedError(os.strerror(errno.ENOSPC), errno=errno.ENOSPC, kind="OSError")
 
