@@ -102,7 +102,8 @@ class _Terms(NamedTuple):
         Raises:
             ValueError: the delay is not finite, or is at least `FAR_S`.
         """
-        delay, expires = to_seconds(self.delay), math.inf if self.expires is None else to_seconds(self.expires)
+        delay = to_seconds(self.delay, "delay")
+        expires = math.inf if self.expires is None else to_seconds(self.expires, "expires")
         if delay >= FAR_S:
             raise ValueError(f"delay must be a finite time, less than {FAR_S:g} s")
         return self._replace(delay=delay, expires=math.inf if expires >= FAR_S else expires)
