@@ -265,7 +265,7 @@ def _open_file(host: str, path: str, *, restart: int | None = None, **options: A
         options["run_id"] = (job, restart)
     from fscoord.stores.file import FileStore
 
-    return FileStore(path, **options)
+    return FileStore(system.os.fsencode(path), **options)  # bytes, because a path may look like an address
 
 
 def _open_memory(host: str, path: str, **options: Any) -> Store:

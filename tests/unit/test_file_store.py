@@ -192,6 +192,18 @@ def test_empty_path_is_an_error() -> None:
         FileStore("")
 
 
+def test_address_instead_of_a_path_is_refused_and_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("file:store?durable=1", f"file://{tmp_path}/store", "tcp://host:1", "mem:"):
+        with pytest.raises(ValueError, match="is an address: pass it to open_store; the file with this name is"):
+            FileStore(address)
+    assert os.listdir() == []
+    FileStore("./file:store").close()
+    assert "file:store" in os.listdir()
+
+
 def test_lock_kind_other_than_that_of_the_log_is_refused_except_to_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with FileStore(path, lock="flock"):
