@@ -1,6 +1,6 @@
 """Records `fscoord demo` in a terminal's picture: `python docs/recording.py FILE.svg`, with the extra `cli`.
 
-The page docs/cli/demo.md shows docs/pictures/demo.svg, which this program wrote. The build of the documentation runs
+The page docs/cli/doctor.md shows docs/pictures/demo.svg, which this program wrote. The build of the documentation runs
 this program again and shows what it records then. The picture plays the lines once, at the pace at which they were
 printed, with pauses of a second at most. In a program that plays no animation, or for a reader that asks for less
 motion, all lines stand there at once.

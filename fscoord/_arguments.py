@@ -323,8 +323,10 @@ def check_rank(rank: int, world_size: int) -> tuple[int, int]:
     return rank, world_size
 
 
-def to_seconds(timeout: object) -> float:
+def to_seconds(timeout: object, name: str = "timeout") -> float:
     """Convert `timeout`, a number of seconds or a `timedelta`, to seconds. ``timedelta.max`` becomes ``math.inf``.
+
+    `name` is the name of the argument, for the error.
 
     Raises:
         TypeError: `timeout` is neither a number nor a `timedelta`.
@@ -338,9 +340,10 @@ def to_seconds(timeout: object) -> float:
         except OverflowError:
             value = math.inf if timeout > 0 else -math.inf
     else:
-        raise TypeError(f"a timeout must be seconds or a timedelta, not {type(timeout).__name__}")
+        raise TypeError(f"{name} must be seconds or a timedelta, not {type(timeout).__name__}")
     if not value >= 0:
-        raise ValueError(f"timeout must be >= 0, got {value} (0 = do not wait, math.inf = no limit)")
+        advice = " (0 = do not wait, math.inf = no limit)" if name == "timeout" else ""
+        raise ValueError(f"{name} must be >= 0, got {value}{advice}")
     return value
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fscoord._runtime.escaping import encodable
+
 __all__ = [
     "AcquireCancelledError",
     "BarrierError",
@@ -66,10 +68,13 @@ def _rebuild(cls: type[FscoordError], message: str, details: dict[str, Any]) -> 
 
 
 class FscoordError(RuntimeError):
-    """The base of all exceptions of fscoord."""
+    r"""The base of all exceptions of fscoord.
+
+    The message can be printed: a byte of a path that is not UTF-8 is ``\xNN`` in it.
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
+        super().__init__(encodable(message))
 
     _own_class: type[FscoordError] | None = None
     """The class of fscoord from which `joined` has derived this class. None in a class that `joined` has not created.

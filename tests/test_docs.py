@@ -94,6 +94,20 @@ def test_how_to_pages_are_all_in_their_index() -> None:
     assert missing == [], "docs/how-to.md has no line for these"
 
 
+def test_pages_that_code_and_contributors_name_are_there() -> None:
+    """Sphinx checks the links of the pages. A page that was merged into another may be named in other files, too."""
+    texts = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.py"), *REPOSITORY.glob("packaging/**/*.md")]
+    for folder in ("fscoord", "pytest_fscoord", "packaging", "examples", "benchmarks", "tests"):
+        texts += (REPOSITORY / folder).glob("**/*.py")
+    pages = {
+        (page, each.relative_to(REPOSITORY).as_posix())
+        for each in texts
+        for page in re.findall(r"\bdocs/[a-z0-9/-]+\.md\b", each.read_text(encoding="utf-8"))
+    }
+    assert pages
+    assert [each for each in sorted(pages) if not (REPOSITORY / each[0]).exists()] == []
+
+
 @pytest.mark.parametrize(
     "name", ["architecture", "architecture/operations", "architecture/recovery", "campaigns", "format"]
 )

@@ -1,5 +1,7 @@
 r"""Escapes text from other processes: `printable` for people, `shell_word` for shells, `escape_word` for keys.
 
+`encodable` is for messages of exceptions, which a program may print or write to a file.
+
 Names of files and keys may have any bytes. In a ``str``, a byte that is not UTF-8 is a lone surrogate (`os.fsdecode`).
 Messages show this byte as ``\xNN``. The functions are pure.
 """
@@ -24,6 +26,14 @@ def printable(data: str | bytes) -> str:
     if isinstance(data, str) and "\\udc" in text:
         text = _BYTE_IN_REPR.sub(r"\1\\x\2", text)
     return text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def encodable(text: str) -> str:
+    r"""Return `text` with each lone surrogate escaped: ``\xNN`` for a byte that is not UTF-8. The rest is unchanged."""
+    return text if text.isascii() else _SURROGATE.sub(lambda found: _escape(found[0]), text)
 
 
 def _escape(sign: str) -> str:

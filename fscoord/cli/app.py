@@ -59,6 +59,8 @@ OTHER_NAMES: Final = {
     "rm": "delete",
     "unlock": "break-lock NAME",
     "status": "ps",
+    "queue": "len QUEUE' or 'fscoord items QUEUE",
+    "semaphore": "sem",
     "put": "set KEY VALUE' or 'fscoord put-item QUEUE VALUE",
 }
 """Maps a verb of other commands to the words to type here."""

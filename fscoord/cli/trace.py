@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.tracing import ENVIRONMENT_VARIABLE
 from fscoord.cli.exit_codes import USAGE
 from fscoord.cli.options import DirectoryPath, as_json, verbose
@@ -24,7 +25,16 @@ ROWS: Final = 20
 _directory = click.argument("directory", metavar="DIR", type=DirectoryPath(file_okay=False))
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="VERB [ARGUMENTS]...")
+class _Verbs(click.Group):
+    """A group that answers a directory without a verb with a whole command."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in self.commands and system.os.path.isdir(args[0]):
+            raise click.UsageError(f"a verb is missing: type 'fscoord trace report {shell_word(args[0])}'", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Verbs, invoke_without_command=True, subcommand_metavar="VERB [ARGUMENTS]...")
 @click.pass_context
 def trace(ctx: click.Context) -> int:
     """Show where the processes of a job waited for each other.

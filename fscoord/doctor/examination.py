@@ -97,7 +97,9 @@ def examine(
                 report = instance.run(expected, wait, group, client)
             finally:
                 instance.close()
-    except (FailedError, LostError) as error:
+    except FailedError as error:
+        raise _as_own(error, path) from None
+    except LostError as error:
         advice = "; start all instances again" if isinstance(error, BrokenOffError) else ""
         raise StoreUnavailableError(f"{path}: {error}{advice}", path=path) from None
     finally:

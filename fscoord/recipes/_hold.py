@@ -103,7 +103,7 @@ class Exclusive(Undoable, ContextDecorator):
         auto_renew: bool = True,
     ) -> None:
         self._store = needed_store(store)
-        self._ttl = 0.0 if ttl is None else to_seconds(ttl)
+        self._ttl = 0.0 if ttl is None else to_seconds(ttl, "ttl")
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(
                 f"ttl must be a finite time above zero, not {ttl!r}; omit it for a hold that does not expire"

@@ -112,7 +112,8 @@ class _Terms(NamedTuple):
         """
         if self.delay.__class__ is int and not self.delay and self.expires is None:
             return self  # the usual case
-        delay, expires = to_seconds(self.delay), math.inf if self.expires is None else to_seconds(self.expires)
+        delay = to_seconds(self.delay, "delay")
+        expires = math.inf if self.expires is None else to_seconds(self.expires, "expires")
         if delay >= FAR_S:
             raise ValueError(f"delay must be a finite time, less than {FAR_S:g} s")
         return self._replace(delay=delay, expires=math.inf if expires >= FAR_S else expires)

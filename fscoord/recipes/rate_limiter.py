@@ -79,7 +79,7 @@ class RateLimiter(Undoable):
         self._name = key_bytes(name)
         self._turn = _Turn(store, name, ttl=ttl, label=label)
         self._burst = check_positive("burst", burst)
-        if not (0 < rate < math.inf and 0 < to_seconds(per) < math.inf):
+        if not (0 < rate < math.inf and 0 < to_seconds(per, "per") < math.inf):
             raise ValueError(f"rate and per must be finite and above zero, not {rate!r} and {per!r}")
         self._interval = max(1, round(to_seconds(per) / rate * 1e9))  # from one token to the next one, in ns
         self._bucket, self._never = self._name + b"/bucket", self._name + b"/never"

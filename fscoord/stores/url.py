@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from fscoord._runtime import system
@@ -266,7 +265,7 @@ def _open_file(host: str, path: str, *, restart: int | None = None, **options: A
         options["run_id"] = (job, restart)
     from fscoord.stores.file import FileStore
 
-    return FileStore(path, **options)
+    return FileStore(system.os.fsencode(path), **options)  # bytes, because a path may look like an address
 
 
 def _open_memory(host: str, path: str, **options: Any) -> Store:
@@ -300,12 +299,19 @@ def _open_etcd(host: str, path: str, *, rank: int | None = None, **options: Any)
     return store
 
 
+def _octal(text: str) -> int:
+    try:
+        return int(text, base=8)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a mode in octal, such as 0660") from None
+
+
 register_scheme(
     "file",
     _open_file,
     {
         "timeout": float,
-        "mode": partial(int, base=8),
+        "mode": _octal,
         **dict.fromkeys(("world_size", "rank", "compact_bytes", "spill_bytes", "restart"), int),
         **dict.fromkeys(("label", "lock", "coherence", "watch", "run_id", "trace"), str),
         **dict.fromkeys(("durable", "read_only", "trust_locks"), _yes),

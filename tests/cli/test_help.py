@@ -82,6 +82,8 @@ def test_help_lists_the_verbs_by_subject_before_options_and_exit_codes(fscoord):
         (["unlock", "name"], "'fscoord break-lock NAME'"),
         (["status"], "'fscoord ps'"),
         (["rm", "key"], "'fscoord delete'"),
+        (["queue", "q"], "'fscoord len QUEUE' or 'fscoord items QUEUE'"),
+        (["semaphore", "-j", "2"], "'fscoord sem'"),
         (["put", "key", "value"], "'fscoord set KEY VALUE' or 'fscoord put-item QUEUE VALUE'"),
     ],
 )

@@ -34,6 +34,14 @@ def test_report_prints_the_tables(fscoord, traces):
     assert "rank 1, which set 'plan'" in text
 
 
+def test_directory_without_a_verb_is_answered_with_what_to_type(fscoord, traces):
+    done = fscoord("trace", traces)
+    assert (done.code, done.out) == (64, b"")
+    command = f"fscoord trace report {traces}"
+    assert done.err == f"fscoord: a verb is missing: type '{command}' ('fscoord trace --help' explains)\n"
+    assert fscoord(*command.split()[1:]).code == 0
+
+
 def test_report_as_json_is_one_line(fscoord, traces):
     done = fscoord("trace", "report", "--json", traces)
     assert done.out.count(b"\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from support.interrupts import At, interrupt
 
 from fscoord import InsecurePathError, StoreUnavailableError
 from fscoord.doctor import coordination, examination, probes
+from fscoord.doctor.agents import FailedError
 from fscoord.doctor.examination import examine
 from fscoord.doctor.probes import Pair
 from fscoord.doctor.verdict import HOSTS, OK, PROCESSES, UNKNOWN, Check
@@ -321,6 +323,16 @@ def test_directory_that_cannot_be_written_is_an_error(as_nobody, public_dir):
     public_dir.chmod(0o755)
     with pytest.raises(PermissionError):
         as_nobody(examine, str(public_dir))
+
+
+def test_directory_that_becomes_full_is_an_error_with_advice(directory, brief, monkeypatch):
+    def full(*_: Any) -> None:
+        raise FailedError(os.strerror(errno.ENOSPC), errno=errno.ENOSPC, kind="OSError")
+
+    monkeypatch.setattr(coordination.Coordinator, "end", full)
+    with pytest.raises(OSError, match="No space left on device; free some space") as told:
+        examine(directory, effort=EFFORT_S)
+    assert (told.value.errno, told.value.filename) == (errno.ENOSPC, directory)
 
 
 def test_relative_path_is_resolved_from_the_working_directory(tmp_path, monkeypatch):

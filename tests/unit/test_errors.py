@@ -50,6 +50,17 @@ EXAMPLES = [
 ]
 
 
+def test_message_about_a_path_of_any_bytes_can_be_printed(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff\n\xc3\xa9"  # a byte that is not UTF-8, a line feed, an e with an accent
+    with fscoord.FileStore(path) as store, pytest.raises(StoreTimeoutError) as told:
+        store.get("k", timeout=0)
+    text = str(told.value)
+    assert "/\\xff\né" in text
+    assert text.encode("utf-8").decode() == text
+    assert str(pickle.loads(pickle.dumps(told.value))) == text
+    assert str(errors.FscoordError("half \ud800 \udc7f")) == "half \\ud800 \\udc7f"
+
+
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_error_survives_pickling_with_all_its_contents(error: fscoord.FscoordError) -> None:
     twin = pickle.loads(pickle.dumps(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from fscoord import (
     StoreGoneError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    open_store,
 )
 from fscoord._runtime import system
 from fscoord.stores import file
@@ -190,6 +192,18 @@ def test_empty_path_is_an_error() -> None:
         FileStore("")
 
 
+def test_address_instead_of_a_path_is_refused_and_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("file:store?durable=1", f"file://{tmp_path}/store", "tcp://host:1", "mem:"):
+        with pytest.raises(ValueError, match="is an address: pass it to open_store; the file with this name is"):
+            FileStore(address)
+    assert os.listdir() == []
+    FileStore("./file:store").close()
+    assert "file:store" in os.listdir()
+
+
 def test_lock_kind_other_than_that_of_the_log_is_refused_except_to_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with FileStore(path, lock="flock"):
@@ -245,9 +259,12 @@ def test_log_writable_by_others_is_refused_unless_the_mode_allows_it(tmp_path: P
     path = tmp_path / "store"
     FileStore(path, mode=0o660).close()
     path.chmod(0o660)
-    with pytest.raises(InsecurePathError, match="others can write it"):
+    with pytest.raises(InsecurePathError, match="others can write it") as refused:
         FileStore(path)
     FileStore(path, mode=0o660).close()
+    option = re.search(r"in an address (\?mode=\d+)\)", str(refused.value))
+    assert option is not None
+    open_store(f"file:{path}{option[1]}").close()
 
 
 # -- handles -----------------------------------------------------------------------------------------------------------

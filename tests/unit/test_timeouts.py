@@ -43,6 +43,7 @@ from fscoord.recipes import (
     Membership,
     Queue,
     RankZeroFirst,
+    RateLimiter,
     ReadWriteLock,
     RLock,
     Semaphore,
@@ -245,6 +246,20 @@ def test_acquisition_that_times_out_returns_false(call: str, given: dict[str, An
 def test_timeout_below_zero_is_refused(call: str, timeout: Timeout, store: Store) -> None:
     with pytest.raises(ValueError, match="timeout must be >= 0, got"):
         (WAITS | ACQUISITIONS)[call](store, {"timeout": timeout})
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("ttl", lambda store: Lock(store, "lock", ttl=-1)),
+        ("per", lambda store: RateLimiter(store, "rate", 1, per=-1)),
+        ("delay", lambda store: Queue(store, "queue").put("item", delay=-1)),
+        ("expires", lambda store: Queue(store, "queue").put("item", expires=-1)),
+    ],
+)
+def test_time_below_zero_is_refused_by_its_own_name(name: str, call: Callable[[Store], object], store: Store) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be >= 0, got -1.0$"):
+        call(store)
 
 
 @pytest.mark.parametrize("timeout", [-1, -1.0, math.inf, timedelta.max], ids=str)

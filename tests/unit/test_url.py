@@ -228,6 +228,11 @@ def test_mode_option_is_octal(text: str) -> None:
     assert url.convert({"mode": text}, "file") == {"mode": 0o600}
 
 
+@pytest.mark.parametrize("text", ["999", "rw"])
+def test_mode_that_is_not_octal_is_refused_with_an_example(text: str) -> None:
+    assert refused(f"file:store?mode={text}").endswith(f"mode={text}: '{text}' is not a mode in octal, such as 0660")
+
+
 def test_timeout_of_zero_looks_once() -> None:
     with open_store("mem:?timeout=0") as store, pytest.raises(StoreTimeoutError):
         store.get("k")

@@ -177,9 +177,10 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
         return
     strangers = found.st_mode & 0o022 & ~mode
     if strangers:
+        given = system.stat.S_IMODE(found.st_mode)
         raise InsecurePathError(
-            f"{path} has mode {system.stat.S_IMODE(found.st_mode):#o}, so that others can write it;"
-            f" chmod it, or pass mode={system.stat.S_IMODE(found.st_mode):#o} if they are meant to",
+            f"{path} has mode {given:#o}, so that others can write it; chmod it, or pass mode={given:#o} if they are"
+            f" meant to (in an address ?mode={given:04o})",
             path=path,
         )
     if not mode & 0o022 and found.st_uid != system.os.geteuid() and found.st_uid != _uid_given_to_ours(path):

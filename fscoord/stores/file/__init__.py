@@ -95,8 +95,9 @@ class FileStore(Store):
 
     Args:
         path: the path of the file: `str`, `bytes` or an `os.PathLike`. If the file is missing, it is created, but its
-            directory must exist. A path with a slash at its end is refused. None: a private temporary file, which is
-            removed when this handle is closed or its process exits.
+            directory must exist. A path with a slash at its end is refused, and so is an address, such as
+            ``"file:/shared/job"``, which `~fscoord.open_store` takes. None: a private temporary file, which is removed
+            when this handle is closed or its process exits.
         world_size: the number of participants, including this handle. The last participant to close the store removes
             the file. If a participant fails, the next participant that opens the store begins a new run with an empty
             store, and the handles of the earlier run raise `~fscoord.StaleRunError`. A participant fails if it is

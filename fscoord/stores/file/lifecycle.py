@@ -58,18 +58,25 @@ def check_platform(lock: str, path: FilePath | None) -> None:
         raise no_ofd_locks("a temporary file" if path is None else system.os.fsdecode(path))
 
 
+_ADDRESSES: Final = ("file:", "tcp:", "etcd:", "mem:")
+
+
 def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_only: bool) -> FilePath | None:
     """Return the argument that is given, `path` or `file_name`. Return None if the store is a temporary file.
 
     Raises:
         TypeError: both `path` and `file_name` are given.
-        ValueError: a read-only store has neither a `path` nor a `file_name`.
+        ValueError: a read-only store has neither a `path` nor a `file_name`. Or the argument is a `str` with the
+            address of a store: a process that opens this address would have another store.
     """
     if path is not None and file_name is not None:
         raise TypeError("path and file_name are two names for one argument; pass one")
     if read_only and path is None and file_name is None:
         raise ValueError("a read-only store needs a path; pass the path of an existing store")
-    return file_name if path is None else path
+    given = file_name if path is None else path
+    if isinstance(given, str) and given.startswith(_ADDRESSES):
+        raise ValueError(f"{given!r} is an address: pass it to open_store; the file with this name is ./{given}")
+    return given
 
 
 def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> tuple[int, int | None, Any]:
