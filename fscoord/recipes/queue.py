@@ -638,7 +638,7 @@ class Queue(Undoable):
                 was reached.
         """
         if self._store._decides:
-            return self._take_in_one_step(got, most)
+            return self._take_in_one_step(got, end, most)
         is_new = self._look()
         refusals = Refusals(self._store, self._items.name, end)
         while True:
@@ -660,7 +660,7 @@ class Queue(Undoable):
                 return items
             is_new = False
 
-    def _take_in_one_step(self, got: list[Taken], most: int) -> list[Item]:
+    def _take_in_one_step(self, got: list[Taken], end: float, most: int) -> list[Item]:
         """Take up to `most` items, on a store that finds and claims them in one step.
 
         If there is no free item, the same step deletes the wake-up key, which a later put creates again.
@@ -696,10 +696,12 @@ class Queue(Undoable):
             gone = [] if get(names.wakeup) is None else [names.wakeup]
             return Transaction({}, {}, {}, gone) if is_current else None
 
+        refusals = Refusals(self._store, self._items.name, end)
         while True:
             self._list_if_old()
             if not self._items.transact_by(choose):  # an item was released, or was put into a priority queue
                 self._until, is_strict = -1.0, False
+                refusals.add()
                 continue
             items = self._usable(chosen)
             if items or not chosen:

@@ -200,7 +200,7 @@ def test_queue_refuses_malformed_claims_and_items_and_leaves_them_there() -> Non
     assert len(work) == 1
     claim = item.replace("/item/", "/claim/")
     store.set(claim, b"mine")
-    for call in (work.taken, lambda: work.take(block=False)):
+    for call in (work.taken, lambda: Queue(store, "q").take(block=False)):
         with pytest.raises(FscoordError, match=r"q/claim/.*not a valid claim on an item"):
             call()
     assert store.get(claim) == b"mine"
