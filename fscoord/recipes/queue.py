@@ -612,7 +612,10 @@ class Queue(Undoable):
             sets = pairs(put)
             if get(self._items.wakeup) is None:
                 sets[self._items.wakeup] = b"1"
-            return Transaction({}, sets, {self._items.numbers: len(values)}, [])
+            adds = {self._items.numbers: len(values)}
+            if terms.priority:  # a consumer that is a `Queue` does not find the item by its number, so it must list
+                adds[self._items.returns] = 1
+            return Transaction({}, sets, adds, [])
 
         if self._store._decides:
             if len(texts) * 4 * KEY_MAX + sum(map(len, texts)) > VALUE_MAX:  # an item has at most four keys in a step

@@ -14,7 +14,7 @@ from fscoord import FileStore, HashStore, PrefixStore
 from fscoord._arguments import VALUE_MAX, Key, Transaction
 from fscoord._log.replay.writer import LogWriter
 from fscoord.errors import LimitExceededError, QueueEmptyError
-from fscoord.recipes import Queue, queue
+from fscoord.recipes import PriorityQueue, Queue, queue
 from fscoord.store import Store
 
 HANG_S = 30.0
@@ -204,3 +204,15 @@ def test_item_whose_choice_was_interrupted_comes_after_an_earlier_one_that_was_r
     earlier.release()
     found._until = -1.0  # as if the list were old
     assert [found.take().data, found.take().data] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("priority", [-1, 1])
+def test_item_with_a_priority_is_found_at_once_by_a_consumer_without_priorities(
+    store: Store, priority: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "LOOK_S", HANG_S)  # the list of all keys stays valid
+    found = Queue(store, "q")
+    with pytest.raises(QueueEmptyError):
+        found.take(block=False)
+    PriorityQueue(store, "q").put("a", priority)
+    assert found.take(block=False).data == b"a"
