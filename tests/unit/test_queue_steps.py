@@ -153,16 +153,14 @@ def test_long_value_with_a_delay_is_put(store: Store) -> None:
     assert [len(item.data) for item in found.items()] == [VALUE_MAX - 200]
 
 
-def test_items_whose_claims_make_them_too_long_are_refused_before_the_step(store: Store, kinds: list[str]) -> None:
+def test_items_that_are_too_long_with_their_claims_are_refused_before_the_step(store: Store, kinds: list[str]) -> None:
     found = Queue(store, "n" * 900)
     with pytest.raises(LimitExceededError, match="nothing was written"):
         found.put_all(["x"] * 40_000, delay=HANG_S)
     assert kinds == []
 
 
-def test_item_that_was_put_while_the_items_were_listed_is_handed_out_once(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_item_that_was_put_during_a_listing_is_handed_out_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     found, list_keys = Queue(store, "q"), store.list_keys
     found.put("a")
 
@@ -193,7 +191,7 @@ def test_item_whose_choice_was_interrupted_is_handed_out_once(store: Store) -> N
     assert [item.data for item in found.take_all(2)] == [b"a", b"b"]
 
 
-def test_item_whose_choice_was_interrupted_comes_after_an_earlier_one_that_was_released(store: Store) -> None:
+def test_item_whose_choice_was_interrupted_comes_after_an_earlier_one(store: Store) -> None:
     found, other = Queue(store, "q"), Queue(store, "q")
     found.put_all("ab")
     earlier = other.take()
@@ -207,7 +205,7 @@ def test_item_whose_choice_was_interrupted_comes_after_an_earlier_one_that_was_r
 
 
 @pytest.mark.parametrize("priority", [-1, 1])
-def test_item_with_a_priority_is_found_at_once_by_a_consumer_without_priorities(
+def test_item_with_a_priority_is_found_at_once_by_a_plain_queue(
     store: Store, priority: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "LOOK_S", HANG_S)  # the list of all keys stays valid
