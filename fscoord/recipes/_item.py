@@ -149,7 +149,7 @@ class Items:
         name: the queue's name.
         numbers: the key that counts the items that were put.
         ends: the key that counts the items that were removed.
-        returns: the key that counts the items that were released.
+        returns: the key that counts the items that were released, and the puts with a priority.
         wakeup: the key whose appearance wakes the consumers that wait for an item.
         removed: the key whose appearance wakes the callers that wait for the removal of an item.
     """

@@ -613,11 +613,14 @@ class Queue(Undoable):
             sets = pairs(put)
             if get(self._items.wakeup) is None:
                 sets[self._items.wakeup] = b"1"
-            return Transaction({}, sets, {self._items.numbers: len(values)}, [])
+            adds = {self._items.numbers: len(values)}
+            if terms.priority:  # a consumer that is a `Queue` does not find the item by its number, so it must list
+                adds[self._items.returns] = 1
+            return Transaction({}, sets, adds, [])
 
         if self._store._decides:
-            if len(texts) * KEY_MAX + sum(map(len, texts)) > VALUE_MAX:
-                pairs_bytes(pairs(0), texts)  # refuses what is too long
+            if len(texts) * 4 * KEY_MAX + sum(map(len, texts)) > VALUE_MAX:  # an item has at most four keys in a step
+                pairs_bytes((changes := pairs(0)).keys(), changes.values())  # refuses what is too long
             if not self._items.transact_by(choose):
                 if span is not None:
                     tracing.end(span, "full")
@@ -666,7 +669,7 @@ class Queue(Undoable):
         If there is no free item, the same step deletes the wake-up key, which a later put creates again.
         """
         names, session, is_strict = self._items, self._store.register(), True
-        chosen: list[tuple[Taken, Content]] = []
+        chosen: dict[bytes, tuple[Taken, Content]] = {}
 
         def choose(get: Get) -> Transaction | None:
             takeable = self._takeable  # another thread may replace the list meanwhile
@@ -685,12 +688,13 @@ class Queue(Undoable):
                     self._seen += 1
                 order_key, before = each = takeable[0]
                 text = get(key := names.item_key(order_key))
-                if text is not None and (get(names.claim_key(order_key)) or b"") == before.text:
+                is_new = order_key not in chosen  # one that was put while the items were listed also has a later number
+                if is_new and text is not None and (get(names.claim_key(order_key)) or b"") == before.text:
                     (claim,) = new_claims(session, [before.deliveries + 1])
-                    chosen.append(((order_key, claim), parse_content(key, text)))
+                    chosen[order_key] = (order_key, claim), parse_content(key, text)
                     self._chosen.append(each)  # before the next line: a signal handler may raise between the two
                 takeable.popleft()
-            got.extend(taken for taken, _ in chosen)
+            got.extend(taken for taken, _ in chosen.values())
             if chosen:
                 return Transaction({}, {names.claim_key(order_key): claim.text for order_key, claim in got}, {}, [])
             gone = [] if get(names.wakeup) is None else [names.wakeup]
@@ -703,7 +707,7 @@ class Queue(Undoable):
                 self._until, is_strict = -1.0, False
                 refusals.add()
                 continue
-            items = self._usable(chosen)
+            items = self._usable(chosen.values())
             if items or not chosen:
                 return items
 
@@ -822,6 +826,7 @@ class Queue(Undoable):
         # Later numbers are of removed items, or of an item that its producer is writing, which is the next to be taken.
         seen = put if self._store._decides else max(min(last, put), self._listed)
         self._takeable, self._seen, self._listed = deque(free), seen, put
+        self._chosen.clear()  # the list has those that were not claimed, at their places
         self._looked = returns, self._is_sorted_by_time or numbers
         done = system.time.monotonic()
         self._fresh_until = done + (done - now) / LOOK_SHARE

@@ -11,10 +11,10 @@ import pytest
 from support.internals import log_of
 
 from fscoord import FileStore, HashStore, PrefixStore
-from fscoord._arguments import Transaction
+from fscoord._arguments import VALUE_MAX, Key, Transaction
 from fscoord._log.replay.writer import LogWriter
 from fscoord.errors import LimitExceededError, QueueEmptyError
-from fscoord.recipes import Queue, queue
+from fscoord.recipes import PriorityQueue, Queue, queue
 from fscoord.store import Store
 
 HANG_S = 30.0
@@ -145,3 +145,72 @@ def test_values_that_are_too_long_together_are_refused_before_the_step(
         found.put_all([value, value])
     assert kinds == []
     assert found.size() == 0
+
+
+def test_long_value_with_a_delay_is_put(store: Store) -> None:
+    found = Queue(store, "q")
+    found.put(b"x" * (VALUE_MAX - 200), delay=10 * HANG_S)
+    assert [len(item.data) for item in found.items()] == [VALUE_MAX - 200]
+
+
+def test_items_that_are_too_long_with_their_claims_are_refused_before_the_step(store: Store, kinds: list[str]) -> None:
+    found = Queue(store, "n" * 900)
+    with pytest.raises(LimitExceededError, match="nothing was written"):
+        found.put_all(["x"] * 40_000, delay=HANG_S)
+    assert kinds == []
+
+
+def test_item_that_was_put_during_a_listing_is_handed_out_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, list_keys = Queue(store, "q"), store.list_keys
+    found.put("a")
+
+    def put_and_list(prefix: Key) -> list[str]:
+        found.put("b")
+        return list_keys(prefix)
+
+    monkeypatch.setattr(store, "list_keys", put_and_list)
+    assert [item.data for item in found.take_all(9)] == [b"a", b"b"]
+
+
+class _InterruptedList(list[Any]):
+    """Raises KeyboardInterrupt after its first append, as a signal handler may."""
+
+    def append(self, each: Any) -> None:
+        super().append(each)
+        if len(self) == 1:
+            raise KeyboardInterrupt
+
+
+def test_item_whose_choice_was_interrupted_is_handed_out_once(store: Store) -> None:
+    found = Queue(store, "q")
+    found.put_all("ab")
+    found._chosen = _InterruptedList()
+    with pytest.raises(KeyboardInterrupt):
+        found.take_all(2)
+    found._chosen = list(found._chosen)
+    assert [item.data for item in found.take_all(2)] == [b"a", b"b"]
+
+
+def test_item_whose_choice_was_interrupted_comes_after_an_earlier_one(store: Store) -> None:
+    found, other = Queue(store, "q"), Queue(store, "q")
+    found.put_all("ab")
+    earlier = other.take()
+    found._chosen = _InterruptedList()
+    with pytest.raises(KeyboardInterrupt):
+        found.take()
+    found._chosen = list(found._chosen)
+    earlier.release()
+    found._until = -1.0  # as if the list were old
+    assert [found.take().data, found.take().data] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("priority", [-1, 1])
+def test_item_with_a_priority_is_found_at_once_by_a_plain_queue(
+    store: Store, priority: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "LOOK_S", HANG_S)  # the list of all keys stays valid
+    found = Queue(store, "q")
+    with pytest.raises(QueueEmptyError):
+        found.take(block=False)
+    PriorityQueue(store, "q").put("a", priority)
+    assert found.take(block=False).data == b"a"
