@@ -141,7 +141,7 @@ class SetPartitioner:
         if self.failed:
             return PartitionState.FAILURE
         group = self._group._parse(self._group._store.get(self._group._key))
-        is_settled = _balanced(group, self._group._id()) == group
+        is_settled = _balanced(group, self._group._own().decode()) == group
         return PartitionState.ACQUIRED if is_settled else PartitionState.RELEASE
 
     @property
@@ -161,7 +161,7 @@ class SetPartitioner:
 
     def _fail_out(self) -> None:
         """Do what another process does that takes this one for dead."""
-        self._group._remove(self._group._id())
+        self._group._remove(self._group._own())
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self._set[number] for number in sorted(self._group.partitions)])
