@@ -110,7 +110,10 @@ def gather(
 
 def _span(operation: str, store: Store, call: Attempt) -> tracing.Span | None:
     facts = ("world_size", call.world_size, "operation", operation)
-    return begin_span("exchange", store, call.prefix, call.rank, *facts)
+    span = begin_span("exchange", store, call.prefix, call.rank, *facts)
+    if span is not None:
+        span[tracing.BEGIN] = int(call.start * 1e9)  # not later than the waits that are parts of it
+    return span
 
 
 def _recorded(span: tracing.Span | None, steps: WaitSteps[T]) -> WaitSteps[T]:

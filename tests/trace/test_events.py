@@ -18,7 +18,7 @@ import pytest
 from support.internals import tracing
 from support.places import until
 
-from fscoord import FileStore, HashStore, PrefixStore, Store, StoreTimeoutError, aio, barrier, synchronize
+from fscoord import FileStore, HashStore, PrefixStore, Store, StoreTimeoutError, aio, barrier, get_all, synchronize
 from fscoord.errors import LockLostError, QueueEmptyError
 from fscoord.events import HoldLost, RoundCompleted, SessionDied, TelemetryEvent, WaitEnded, subscribe
 from fscoord.recipes import Election, Latch, Lock, Membership, Queue, RankZeroFirst, force_release
@@ -131,6 +131,13 @@ def test_wait_of_a_barrier_or_a_recipe_is_one_event(kind: str, seen: list[Teleme
         ("exchange", "s", "passed", 1),
         ("work", "f", "passed", 1),
     ]
+
+
+def test_wait_for_ranks_that_read_later_is_a_part_of_the_exchange(seen: list[TelemetryEvent], store: FileStore) -> None:
+    store.multi_set(["s0", "s1"], ["", ""])
+    with FileStore(store.path) as other:
+        in_thread(lambda: get_all(store, 0, "s", 2), lambda: get_all(other, 1, "s", 2))
+    assert [short(event) for event in seen] == [("exchange", "s", "passed")] * 2
 
 
 def test_wait_for_a_lock_is_an_event_at_the_acquisition(seen: list[TelemetryEvent], store: FileStore) -> None:
