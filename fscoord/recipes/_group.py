@@ -28,7 +28,8 @@ G = TypeVar("G", bound="Group")
 class Presence(Undoable, ABC):
     """The base class of recipes by which a process writes a key or an entry, and removes it when it leaves.
 
-    What an object has written has an id. The object remembers one id at a time, and a forked child none.
+    Each key or entry that an object has written has an id. The object remembers one id at a time. A forked child
+    remembers none.
 
     Args:
         store: the store that all processes share.

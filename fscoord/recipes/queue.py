@@ -666,7 +666,7 @@ class Queue(Undoable):
     def _take_in_one_step(self, got: list[Taken], end: float, most: int) -> list[Item]:
         """Take up to `most` items, on a store that finds and claims them in one step.
 
-        If there is no free item, the same step deletes the wake-up key, which a later put creates again.
+        A step that finds no free item deletes the wake-up key, which a later put creates again.
         """
         names, session, is_strict = self._items, self._store.register(), True
         chosen: dict[bytes, tuple[Taken, Content]] = {}
