@@ -81,7 +81,11 @@ class _Arrivals(Line):
             raise ValueError(
                 f"the barrier {self.name!r} has parties={self._parties} here and {theirs}: all must give the same"
             )
-        return [*entries, new._replace(mode=f"{len(waiting)}/{self._parties}")]
+        # The process of a served entry may have died before it left. No waiter notices that if this call is served at
+        # once.
+        dead = self._dead(entry for entry in entries if entry.token)
+        left = [entry for entry in entries if not entry.token or entry.session not in dead]
+        return [*left, new._replace(mode=f"{len(waiting)}/{self._parties}")]
 
     def _watched(self, entries: list[Entry], place: int) -> list[Entry]:
         return [*entries[:place], *entries[place + 1 :]]  # the death of any waiter breaks the round

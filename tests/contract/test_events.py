@@ -354,6 +354,21 @@ def test_process_that_is_killed_in_a_barrier_breaks_it_for_the_others(tmp_path: 
     place.close()
 
 
+def test_round_in_which_nobody_waits_removes_the_keys_of_a_process_that_was_killed(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    with Workers(place.spec(), "wait_at_a_barrier", [[]]) as workers:
+        start(store, 1)
+        barrier = CyclicBarrier(store, "b", 1)
+        until(lambda: barrier.n_waiting() == 1)
+        workers.processes[0].kill()
+        workers.processes[0].wait()
+    barrier.reset()
+    assert barrier.wait() == 0
+    assert store.list_keys("b/") == ["b/line"]
+    place.close()
+
+
 # RateLimiter
 
 

@@ -68,7 +68,7 @@ class Way:
 
 def by_rank(store: Store, rank: int, size: int, limit: float | None) -> None:
     """Arrive by rank. A call that has timed out waits no longer for the lock, to say so in the log."""
-    barrier(store, size, "b", limit, rank=rank, trace_timeout=0.05)
+    barrier(store, size, "b", limit, rank=rank, trace_timeout=3)
 
 
 WAYS = [

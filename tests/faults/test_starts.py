@@ -320,7 +320,7 @@ class Start:
         rng.shuffle(self.ranks)
         self.ends = dict.fromkeys(self.ranks, "exchange")
         if rng.random() < 0.6:
-            self.forgotten = rng.choice(self.ranks) if rng.random() < 0.4 else None
+            self.forgotten = rng.choice(self.ranks) if rng.random() < 0.4 and self.size > 1 else None
             victims = [rank for rank in self.ranks if rank != self.forgotten]
             if victims:
                 how = ["raise", "exit1", "os._exit", "execv", "SIGKILL", "SIGINT", "unclosed:raise", "finally:raise"]
