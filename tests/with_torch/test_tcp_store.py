@@ -37,7 +37,7 @@ from fscoord.errors import (
 )
 from fscoord.rendezvous import RendezvousParameters, create_backend
 from fscoord.stores.tcp import PAYLOAD_MAX, server as tcp_server
-from fscoord.stores.tcp.wire import Deadline
+from fscoord.stores.tcp.wire import Channel, Deadline
 from fscoord.testing.contract.waiting import CtrlC
 
 pytestmark = pytest.mark.torch
@@ -669,7 +669,16 @@ def test_master_waits_for_workers_of_torch_too() -> None:
                 assert worker.get("k") == other.get("k") == b"v"
 
 
-def test_master_whose_workers_do_not_come_reports_how_many_did() -> None:
+def test_master_whose_workers_do_not_come_reports_how_many_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server answers the last question for them only after the time is over."""
+    add_worker = Channel.add_worker
+
+    def slow(channel: Channel, amount: int) -> int:
+        if not amount:
+            time.sleep(0.2)
+        return add_worker(channel, amount)
+
+    monkeypatch.setattr(Channel, "add_worker", slow)
     with pytest.raises(StoreTimeoutError, match=r"^timeout: .*: 1 of 2 stores connected within"):
         TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=0.1)
 

@@ -32,7 +32,7 @@ from fscoord.errors import LimitExceededError, QueueEmptyError, StoreError, Stor
 from fscoord.store import NUM_MEMBERS, Capabilities, Store, kept, shown_handle
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
 from fscoord.stores.tcp.server import Server
-from fscoord.stores.tcp.wire import GRACE_S, Channel, Deadline
+from fscoord.stores.tcp.wire import Channel, Deadline
 
 __all__ = ["TCPStore"]
 
@@ -172,7 +172,7 @@ class TCPStore(Store):
     def _await_workers(self, world_size: int, deadline: Deadline) -> None:
         """Count this store as connected. In the master, also wait until `world_size` stores are connected."""
         present = self._connections.call(lambda channel: channel.add_worker(1), deadline)
-        last = Deadline(deadline.left() + GRACE_S, lambda: f"{world_size} stores to connect to {self._connections}")
+        workers = Deadline(deadline.left(), lambda: f"{world_size} stores to connect to {self._connections}")
         while self._server is not None and present < world_size:
             if not deadline.left():
                 waited = deadline.waited()
@@ -180,9 +180,10 @@ class TCPStore(Store):
                     f"{self._connections}: {present} of {world_size} stores connected within {waited:.3g} s",
                     waited=waited,
                 )
-            last.remind()
+            workers.remind()
             system.time.sleep(min(WORKERS_POLL_S, deadline.left()))
-            present = self._connections.call(lambda channel: channel.add_worker(0), last)
+            answer = self._connections.deadline(deadline.left())  # a server under load may need longer than is left
+            present = self._connections.call(lambda channel: channel.add_worker(0), answer)
 
     def _has_queues(self, deadline: Deadline) -> bool:
         """Return whether the server has queues. torch's server without libuv and older servers have none."""
