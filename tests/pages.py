@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 RUN = {"python", "pycon", "console"}
 FENCE = re.compile(r"^(?:<!-- test: ([a-z ]+) -->\n)?```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-VARYING = re.compile(r"\b[0-9a-f]{12}\b|(?<!exit code )(?<![\d.])\d+(\.\d+)?")
-"""What differs from run to run in the output of a marked block: numbers, and the parts of names that are drawn."""
+VARYING = re.compile(r"\b[0-9a-f]{12}\b|(?<!exit code )(?<![\d.])\d+(\.\d+)?(, \d+)*")
+"""What differs from run to run in the output of a marked block: numbers, lists of numbers, and drawn parts of names."""
 NAME = re.compile(r"# (\S+\.py)\n")
 
 
