@@ -20,6 +20,7 @@ from fscoord.cli.options import (
     limit_text,
     number_option,
     raw,
+    recipe_name,
     store_argument,
     store_url,
     with_existing_store,
@@ -73,7 +74,7 @@ def _row(member: Member) -> tuple[str, ...]:
 
 log = logging.getLogger(__name__)
 
-name_argument = click.argument("name", type=raw, shell_complete=complete_name("/joined"))
+name_argument = click.argument("name", type=recipe_name, shell_complete=complete_name("/joined"))
 
 
 @click.command(context_settings=VERBATIM)
@@ -174,7 +175,7 @@ class _NoResult(BaseException):
 
 
 @click.command(context_settings=VERBATIM)
-@click.argument("name", type=raw, shell_complete=complete_name("/result"))
+@click.argument("name", type=recipe_name, shell_complete=complete_name("/result"))
 @command_options
 @with_store
 def once(store: Store, /, name: bytes, command: Command) -> int:

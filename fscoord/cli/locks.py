@@ -23,6 +23,7 @@ from fscoord.cli.options import (
     limit_text,
     number_option,
     raw,
+    recipe_name,
     with_store,
     with_store_that_appears,
     with_store_to_read,
@@ -45,8 +46,8 @@ from fscoord.store import Store
 
 log = logging.getLogger(__name__)
 
-name_argument = click.argument("name", type=raw, shell_complete=complete_name("/line"))
-election_argument = click.argument("name", type=raw, shell_complete=complete_name("/term/"))
+name_argument = click.argument("name", type=recipe_name, shell_complete=complete_name("/line"))
+election_argument = click.argument("name", type=recipe_name, shell_complete=complete_name("/term/"))
 shared = click.option(
     "-s", "--shared", "side", flag_value="reader", help="Share the lock with other processes that give -s."
 )

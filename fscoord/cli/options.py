@@ -60,6 +60,13 @@ def raw(text: str) -> bytes:
     return system.os.fsencode(text)
 
 
+def recipe_name(text: str) -> bytes:
+    """Return the name of a recipe as bytes. Refuse an empty name, as of a shell variable that is not set."""
+    if not text:
+        raise click.BadParameter("the name is empty; if it is a variable of the shell, it is not set.")
+    return raw(text)
+
+
 def time_limit(text: str) -> float:
     """Parse `text` as a time limit in seconds: 0 tries once, and inf has no limit."""
     return _seconds(text, "; 0 tries once, inf has no limit")
@@ -68,6 +75,14 @@ def time_limit(text: str) -> float:
 def time_span(text: str) -> float:
     """Parse `text` as a time in seconds that is not a time limit, such as an interval."""
     return _seconds(text, "")
+
+
+def time_between(text: str) -> float:
+    """Parse `text` as the time between two looks, in seconds. Refuse 0, which would look without a pause."""
+    seconds = time_span(text)
+    if not seconds:
+        raise click.BadParameter("0 would leave no pause; the least useful value is about 0.1.")
+    return seconds
 
 
 def _seconds(text: str, advice: str) -> float:

@@ -13,7 +13,15 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord._waiting.rounds import RoundState
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, common, given_timeout, seconds_option, store_argument, store_url
+from fscoord.cli.options import (
+    as_json,
+    common,
+    given_timeout,
+    seconds_option,
+    store_argument,
+    store_url,
+    time_between,
+)
 from fscoord.cli.output import can_redraw, flush, table_lines, utc_text, write, write_json, write_lines
 from fscoord.recipes.holdings import LineState
 from fscoord.status.findings import (
@@ -61,7 +69,7 @@ class Row(NamedTuple):
 @store_argument("STORE")
 @click.option("-a", "--all", "is_all", is_flag=True, help="Show all sessions, also those that have ended.")
 @click.option("-w", "--watch", is_flag=True, help="Show the table again and again, until Ctrl-C.")
-@seconds_option("--interval", default="2", help="With --watch: the time between two tables.")
+@seconds_option("--interval", kind=time_between, default="2", help="With --watch: the time between two tables.")
 @slow_option
 @as_json
 @common

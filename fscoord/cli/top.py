@@ -19,6 +19,7 @@ from fscoord.cli.options import (
     seconds_option,
     store_argument,
     store_url,
+    time_between,
 )
 from fscoord.cli.output import can_redraw, flush, size_text, write_lines
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
@@ -88,7 +89,7 @@ class Keys:
 
 @click.command()
 @store_argument("STORE")
-@seconds_option("--interval", default="1", help="The time between two screens.")
+@seconds_option("--interval", kind=time_between, default="1", help="The time between two screens.")
 @number_option("-n", "--count", help="End after this many screens. [default: no limit]")
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @click.option(

@@ -215,6 +215,24 @@ def test_duration_that_is_not_a_number_gets_no_advice_for_time_limits(fscoord, w
     assert "inf has no limit" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["ps", "--interval", "0"], "0 would leave no pause"),
+        (["top", "--interval", "0"], "0 would leave no pause"),
+        (["lock", "", "true"], "the name is empty; if it is a variable of the shell, it is not set"),
+        (["once", "", "true"], "the name is empty"),
+        (["group", ""], "the name is empty"),
+        (["leader", ""], "the name is empty"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_value_that_is_a_mistake_is_refused_with_the_reason(fscoord, words, error):
+    done = fscoord(*words)
+    assert done.code == 64
+    assert error in done.err
+
+
 @pytest.mark.parametrize("text", ["x", "", "0x7"])
 def test_number_in_an_address_that_is_none_is_called_so(fscoord, path, text):
     done = fscoord("get", "--store", f"file:{path}?world_size=y{text}", "k")
