@@ -416,7 +416,7 @@ def test_barrier_of_ranks_and_one_of_callers_are_each_counted_once_by_top(path):
 def test_top_prints_a_line_for_each_look_where_there_is_no_terminal(fscoord, path):
     with FileStore(path, rank=0) as store:
         store.set("k", "v")
-        done = fscoord("top", "--count", "2", "--interval", "0")
+        done = fscoord("top", "--count", "2", "--interval", "0.01")
     assert (done.code, done.err) == (0, "")
     lines = done.out.decode().splitlines()
     assert len(lines) == 2

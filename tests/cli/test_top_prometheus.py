@@ -104,7 +104,7 @@ def test_file_is_replaced_as_a_whole_and_may_be_read_by_a_collector(fscoord, pat
     target.write_text("old")
     with FileStore(path, rank=0) as store, target.open() as reader:
         barrier(store, 1, "b", rank=0)
-        done = fscoord("top", "--prometheus", str(target), "--count", "2", "--interval", "0")
+        done = fscoord("top", "--prometheus", str(target), "--count", "2", "--interval", "0.01")
         assert reader.read() == "old", "a reader of the old file is not disturbed"
     assert (done.code, done.out, done.err) == (0, b"", "")
     assert parsed(target.read_text())["barriers_total",] == 1
