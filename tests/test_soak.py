@@ -89,6 +89,7 @@ GOOD = [
     "B 1 push 20", "A 2 push 20", "B 3 pop", "A 4 pop 20", "B 5 pop", "E 6 pop",
     "B 1 section 1 1", "A 2 section 1 1",
     "B 1 work 0 30", "A 2 once 0 30",
+    "B 3 token 1",
     "B 1 row 0 0", "B 2 row 1 0", "A 3 row 0 0", "A 3 row 1 0",
 ]  # fmt: skip
 LEFT = Left({"own/0": 2, "sum": 5}, {"jobs": ["11"], "tasks": []}, [], {1: 1, 3: 0}, {0: 1, 1: 1})

@@ -171,7 +171,8 @@ def judge_journals(lines: Iterable[str], left: Left) -> list[str]:
     moves = left.counters.get("moves", 0)
     if not pops["Amove"] <= moves <= pops["Bmove"]:
         wrong.append(f"there were {moves} moves: {pops['Amove']} acknowledged, {pops['Bmove']} begun")
-    most = BURST + RATE * (max(tokens["A"], default=0.0) - min(tokens["B"], default=0.0))
+    first = min(tokens["B"], default=0.0)
+    most = BURST + RATE * (max(tokens["A"], default=first) - first)
     if len(tokens["A"]) > most:
         wrong.append(f"{len(tokens['A'])} tokens were taken, and {most:.0f} have come at most")
     wrong += [f"{number} calls of add returned {value}" for value, number in totals.items() if number > 1]
