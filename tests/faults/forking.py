@@ -12,6 +12,7 @@ through whatever the two do.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import gc
 import inspect
@@ -245,6 +246,7 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     No garbage is collected meanwhile: in a child that is forked beside a collection Python never collects again.
     """
     gc.disable()
+    unknown = _thread._count() - len(threading.enumerate())
     bystanders = Gate()
     for _ in range(BYSTANDERS):
         threading.Thread(target=bystanders.wait, daemon=True).start()
@@ -274,7 +276,7 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     if moment.reached.is_set():
         moment.gate.await_all(1)
     if case.fork is fork_in_c:
-        await_imports()
+        await_bare_threads(unknown)
     pid = fork_alone(case, moment)
     if not pid:
         in_child(case, moment, store, for_child)
@@ -312,16 +314,17 @@ def is_listing(frame: FrameType | None) -> bool:
     return "listdir" in line or "scandir" in line
 
 
-def await_imports() -> None:
-    """Return when no import of the package is under way.
+def await_bare_threads(unknown: int) -> None:
+    """Return when the bare threads of the package have ended, of which `threading` does not know.
 
-    Its thread is the one of the package that runs while others stand still. A fork in C beside a thread that runs may
-    leave the interpreter's own lock (GIL) waiting for that thread, so that nothing runs in the child. CPython renews
-    this lock after `os.fork` only. What the library can do beside an import is tested in `faults/test_first_uses.py`.
+    They import and start threads, and run while others stand still. A fork in C beside a thread that runs may leave the
+    interpreter's own lock (GIL) waiting for that thread, so that nothing runs in the child. CPython renews this lock
+    after `os.fork` only. What the library can do beside an import is tested in `faults/test_first_uses.py`.
+
+    Args:
+        unknown: how many threads `threading` did not know before the package started any.
     """
-    for thread in threading.enumerate():
-        if thread.name == "fscoord-import":
-            thread.join(HANG_S)
+    until(lambda: _thread._count() - len(threading.enumerate()) <= unknown)
 
 
 def fork_within(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> None:

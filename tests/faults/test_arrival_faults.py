@@ -43,6 +43,7 @@ from fscoord.stores.file.arrival_slots import SLOT
 
 HANG_S = 60
 SOON_S = HANG_S / 3
+TRACE_S = HANG_S
 
 Meet = Callable[[FileStore, int, int, float], None]
 
@@ -67,8 +68,8 @@ class Way:
 
 
 def by_rank(store: Store, rank: int, size: int, limit: float | None) -> None:
-    """Arrive by rank. A call that has timed out waits no longer for the lock, to say so in the log."""
-    barrier(store, size, "b", limit, rank=rank, trace_timeout=3)
+    """Arrive by rank. A call that has timed out waits `TRACE_S` for the lock, to say so in the log."""
+    barrier(store, size, "b", limit, rank=rank, trace_timeout=TRACE_S)
 
 
 WAYS = [
@@ -306,13 +307,16 @@ def test_handle_that_is_not_registered_registers_with_its_arrival(way: Way, stor
 
 
 @every_way
-def test_held_lock_ends_an_arrival_at_the_timeout_of_the_store(way: Way, path: Path, store: FileStore) -> None:
+def test_held_lock_ends_an_arrival_at_the_timeout_of_the_store(
+    way: Way, path: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It limits the write; that of the barrier limits the wait for others. To arrive in a slot takes no lock."""
-    store.set_timeout(0.05)
+    monkeypatch.setitem(globals(), "TRACE_S", 0.1)
     store.announce_rank(0)
     wait_in_vain(store)
+    store.set_timeout(0.05)
     with Holder(str(path)), pytest.raises(StoreTimeoutError):
-        way.meet(store, 0, 2, 0.1)
+        way.meet(store, 0, 2, 2.0)  # a call whose time is over before it begins to wait arrives in no slot
     nothing_is_left(store)
     assert way.arrived(store) == (way.name != "count")
 

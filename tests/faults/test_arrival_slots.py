@@ -326,6 +326,7 @@ def test_rank_whose_slot_is_written_before_the_last_look_of_another_is_not_missi
             write_slot(store, 1, 3)
         return look(self, timeout, reads=reads)
 
+    monkeypatch.setattr(arrival, "LATE_S", HANG_S)  # it arrives in the log at its first look
     monkeypatch.setattr(Arrival, "look", look_when_another_has_arrived)
     with pytest.raises(StoreTimeoutError) as caught:
         meet(store, 0, 3, 0.1)

@@ -164,6 +164,7 @@ def test_leader_that_is_killed_before_any_call_leaves_each_write_done_once(
     """
     share(str(tmp_path), monkeypatch)
     monkeypatch.setattr(combiner, "LOOK_S", 0.01)
+    monkeypatch.setattr(combiner, "STALLED_S", LIMIT_S)  # the child may be held up, and waits for both requests
     path = str(tmp_path / "log")
     number, is_over, was_applied, doubts = 0, False, set(), 0
 
@@ -180,6 +181,7 @@ def test_leader_that_is_killed_before_any_call_leaves_each_write_done_once(
     with first as one, FileStore(path, timeout=LIMIT_S) as two:
         for store in (one, two):
             store.set("registered", "1")
+            combiner_of(store)._jitter = LIMIT_S  # likewise, when the child has the log's lock
         while not is_over:
             before = one.add("n", 0)
             heard, ready = os.pipe()
@@ -234,6 +236,7 @@ def test_follower_that_is_killed_before_any_call_has_written_once_or_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share(str(tmp_path), monkeypatch)
+    monkeypatch.setattr(combiner, "STALLED_S", LIMIT_S)  # the child does not withdraw its request if this is held up
     path = str(tmp_path / "log")
     number, is_over, changes = 0, False, set()
 

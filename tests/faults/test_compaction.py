@@ -382,7 +382,7 @@ def many_at_once(path: Path, writers: int, operations: int, least: int, limit_s:
 
 
 def test_writers_that_compact_lose_nothing_and_readers_never_go_back(path: Path, scale: Callable[[int], int]) -> None:
-    assert many_at_once(path, 4, scale(400), 4096, 60) > 5
+    assert many_at_once(path, 4, scale(400), 4096, 3 * LIMIT_S) > 5
 
 
 @pytest.mark.long

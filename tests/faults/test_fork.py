@@ -42,9 +42,36 @@ def fork_in_c() -> int:
     sys.setswitchinterval(3600)
     try:
         time.sleep(2 * interval)  # a thread that began to wait before asks within that time, and is served
+        await_other_threads()  # on a busy machine that time may be over before it has run
         return int(ctypes.PyDLL(None).fork())
     finally:
         sys.setswitchinterval(interval)
+
+
+def await_other_threads() -> None:
+    """Return when no other thread has run, or is about to run, since this one let go of the interpreter."""
+    deadline = time.monotonic() + HANG_S
+    before, runs = None, runs_of_other_threads()
+    while runs is None or runs != before:
+        assert time.monotonic() < deadline, "another thread runs all the time"
+        time.sleep(0.001)
+        before, runs = runs, runs_of_other_threads()
+
+
+def runs_of_other_threads() -> list[str] | None:
+    """Return how often each other thread of this process has run; None if one of them runs."""
+    found: list[str] = []
+    for task in os.listdir("/proc/self/task"):
+        if task == str(threading.get_native_id()):
+            continue
+        try:
+            lines = Path(f"/proc/self/task/{task}/status").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            return None
+        if "State:\tS (sleeping)" not in lines:
+            return None
+        found += [line for line in lines if "ctxt_switches" in line]
+    return found
 
 
 FORKS = [pytest.param(os.fork, id="os.fork"), pytest.param(fork_in_c, id="fork in C")]
