@@ -62,7 +62,8 @@ def test_green_thread_that_waits_for_the_logs_lock_stops_no_other(library: str, 
     path = str(tmp_path / "s")
     FileStore(path).close()
     begin = PROGRAM.read_text().partition("if ORDER")[0].replace("LIBRARY, ORDER, PATH = sys.argv[1:4]", "")
-    text = f"{begin}\nLIBRARY = {library!r}\nspawn, sleep, result_of = patch()\n" + COUNTER.format(path=path, hang_s=HANG_S)
+    counter = COUNTER.format(path=path, hang_s=HANG_S)
+    text = f"{begin}\nLIBRARY = {library!r}\nspawn, sleep, result_of = patch()\n{counter}"
     with FileStore(path) as store:
         store.set("a", "")
         fd = os.open(path, os.O_RDWR)

@@ -599,14 +599,15 @@ def test_stopped_server_ends_each_operation_in_time_and_stores_resume_later(stop
 
 def test_stopped_server_makes_a_running_wait_time_out(stopped: Stopped) -> None:
     with TCPStore("127.0.0.1", stopped.port, timeout=HANG_S) as store:
-        errors, limit, is_received = (StoreTimeoutError, StoreUnavailableError), LIMIT, False
-        while not is_received:  # a server without a turn may not have answered in time
+        calls, limit = [], LIMIT
+        errors = StoreTimeoutError, StoreUnavailableError
+        while not calls or calls[-1].result:  # a server without a turn may not have answered in time
             store.set_timeout(limit)
-            waiting = start_thread(pytest.raises, errors, store.get, "k")
-            until(lambda: [each for each in list(store._connections._busy) if each.has_received] or waiting.result)
-            is_received, limit = waiting.result is None, 2 * limit
+            calls.append(start_thread(pytest.raises, errors, store.get, "k"))
+            until(lambda: [each for each in list(store._connections._busy) if each.has_received] or calls[-1].result)
+            limit *= 2
         stopped.stop()
-        error = waiting.join().value
+        error = calls[-1].join().value
         assert isinstance(error, StoreTimeoutError)
         assert error.keys == ("k",)
         stopped.go_on()
