@@ -13,7 +13,7 @@ from support.torch_lacks import LACKS
 
 from fscoord.errors import StoreError
 from fscoord.store import Store
-from fscoord.stores.tcp import connections
+from fscoord.stores.tcp import connections, server
 
 LACKED = re.compile("this server of torch (keeps no queues|does not list its keys)")
 
@@ -27,9 +27,12 @@ def _torch_has_opened_what_it_keeps(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _server_of_torch_may_be_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread may get no turn for seconds on a busy machine, and a wait that shall time out is then unanswered."""
+    """Its thread may get no turn for seconds on a busy machine. Then a wait that shall time out is unanswered, and a
+    server that is closed still has its descriptors.
+    """
     if request.node.get_closest_marker("torch"):
-        monkeypatch.setattr(connections, "ANSWER_MIN_S", HANG_S)
+        for module in (connections, server):
+            monkeypatch.setattr(module, "ANSWER_MIN_S", HANG_S)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 from support.places import HANG_S
 
-from fscoord.stores.tcp import connections
+from fscoord.stores.tcp import connections, server
 
 collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
 
@@ -14,6 +14,12 @@ collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
 def _no_run_of_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests set the variables of launchers; the run of pytest-xdist, which is nearer, would win over those."""
     monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _server_may_stop_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise `close` returns after 2 s, and on a busy machine the server may have its descriptors until later."""
+    monkeypatch.setattr(server, "ANSWER_MIN_S", HANG_S)
 
 
 @pytest.fixture

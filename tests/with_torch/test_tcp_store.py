@@ -725,6 +725,7 @@ def test_keys_that_are_not_text_are_listed(store: TCPStore) -> None:
 def test_server_that_is_slow_to_start_or_stop_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """These are the only calls into torch's C++."""
     goes_on = threading.Event()
+    descriptors = len(os.listdir("/proc/self/fd"))
 
     class Slow(dist.TCPStore):  # type: ignore[misc]
         def __init__(self, *arguments: object, **named: object) -> None:
@@ -757,6 +758,8 @@ def test_server_that_is_slow_to_start_or_stop_is_not_waited_for(monkeypatch: pyt
     goes_on.set()
     # On Python 3.11 a join that Ctrl-C interrupts takes the thread for ended, so nothing else waits for its server.
     until(lambda: len(started) == 2 and not any(server() for server in started))
+    # Threads of their own destroy the servers, and a reference to a server is gone before its descriptors are.
+    until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
 def test_client_needs_no_torch(master: TCPStore) -> None:
