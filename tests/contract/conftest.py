@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.etcd_server import Server
-from support.places import KINDS, Place, etcd, open_tcp
+from support.places import HANG_S, KINDS, Place, etcd, open_tcp
 from support.torch_lacks import LACKS
 
 from fscoord.errors import StoreError
 from fscoord.store import Store
+from fscoord.stores.tcp import connections, server
 
 LACKED = re.compile("this server of torch (keeps no queues|does not list its keys)")
 
@@ -22,6 +23,16 @@ def _torch_has_opened_what_it_keeps(request: pytest.FixtureRequest) -> None:
     """Its first server opens a pipe for the whole process, which no test is to be blamed for."""
     if any(item.get_closest_marker("torch") for item in request.session.items):
         open_tcp().close()
+
+
+@pytest.fixture(autouse=True)
+def _server_of_torch_may_be_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread may get no turn for seconds on a busy machine. Then a wait that shall time out is unanswered, and a
+    server that is closed still has its descriptors.
+    """
+    if request.node.get_closest_marker("torch"):
+        for module in (connections, server):
+            monkeypatch.setattr(module, "ANSWER_MIN_S", HANG_S)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -109,8 +109,10 @@ def test_clock_jumps_to_the_next_deadline_when_all_tasks_wait() -> None:
 
 def test_killed_process_does_no_more_and_frees_its_locks_and_may_tear_a_write(rng: random.Random) -> None:
     """At whatever step: what the other finds is a beginning of what was written, and the lock free in the end."""
-    sizes = set()
-    for _ in range(100):
+    sizes: set[int] = set()
+    for number in range(2000):
+        if number >= 100 and len(sizes) > 5:  # a hundred schedules may have fewer by chance
+            break
         world = World(rng.randrange(2**32))
         size: list[int] = []
 
@@ -196,12 +198,14 @@ def test_wait_may_be_called_a_deadlock_on_lustre(rng: random.Random) -> None:
             calls.append(world.kind)
         world.exit()
 
-    for kind in ("nfs4", "lustre") * 50:
+    for kind in ["nfs4"] * 50 + ["lustre"] * 1000:  # of 50 waits on Lustre, none may be called one by chance
         world = World(rng.randrange(2**32), hosts=nodes.HOSTS, kind=kind)
         with world.installed():
             for host in nodes.HOSTS:
                 world.start(lambda world=world: wait(world), host=host)
             world.scheduler.run()
+        if calls:
+            break
     assert set(calls) == {"lustre"}
 
 

@@ -62,11 +62,12 @@ def opened() -> Iterator[Callable[..., FscoordJournalBackend]]:
 HANG_S = 60
 
 SERVER = """
-import sys
+import os, sys
 from fscoord import TCPStore
 with TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as server:
     print(server.port, flush=True)
     sys.stdin.read()
+os._exit(0)  # torch rarely hangs at the end of a process that has served
 """
 
 

@@ -15,7 +15,7 @@ from fscoord.store import Store
 from fscoord.testing.contract.handles import Handles, Members
 from fscoord.testing.contract.waiting import Waiting
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(scope="session", autouse=True)

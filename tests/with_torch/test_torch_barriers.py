@@ -67,6 +67,7 @@ def test_barrier_on_a_tcp_store_is_passed_repeatedly(pair: list[TCPStoreBarrier]
     assert [barrier.sequence for barrier in pair] == [3, 3]
 
 
+@pytest.mark.usefixtures("patient")
 def test_barrier_timeout_names_the_missing_rank(pair: list[TCPStoreBarrier]) -> None:
     with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\].*rank 1 is at sequence 0") as caught:
         pair[0].execute_barrier(timeout=0.05)
