@@ -77,8 +77,8 @@ def exercise(open_store: Callable[[], Store]) -> None:
             store.set("late", "1")
             store.queue_push("q", "2")
         assert (reader.result, popper.result) == (b"1", b"2")
-        with start_thread(barrier, other, 2, "b", 10, 1):
-            barrier(store, 2, "b", 10, 0)
+        with start_thread(barrier, other, 2, "b", HANG_S, 1):
+            barrier(store, 2, "b", HANG_S, 0)
         store.multi_set(["a", "c"], ["1", "2"])
         other.append("a", "3")
         third.add("n", 1)

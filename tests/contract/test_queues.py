@@ -842,7 +842,7 @@ def test_producers_and_consumers_killed_at_any_moment_lose_no_item_and_repeat_no
         victims = [*producers.processes[1:], *consumers.processes[1:]]
         rng.shuffle(victims)
         for victim in victims:
-            for _ in range(rng.randrange(1, scale(6))):
+            for _ in range(rng.randint(1, scale(5))):
                 store.queue_pop("rounds", timeout=HANG_S)
             victim.kill()
         for process in [*producers.processes, *consumers.processes]:

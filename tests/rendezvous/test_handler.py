@@ -401,7 +401,7 @@ def test_handler_made_from_parameters_closes_its_store(tmp_path):
         1,
         2,
         local_addr="10.0.0.1",
-        join_timeout=5,
+        join_timeout=60,
         last_call_timeout="0.5",
         close_timeout=6,
         heartbeat_timeout=7,
@@ -410,7 +410,7 @@ def test_handler_made_from_parameters_closes_its_store(tmp_path):
     )
     with get_rendezvous_handler(params) as handler:
         assert isinstance(handler, DynamicRendezvousHandler)
-        assert handler.settings.timeout == RendezvousTimeout(5, 0.5, 6, timedelta(seconds=7))
+        assert handler.settings.timeout == RendezvousTimeout(60, 0.5, 6, timedelta(seconds=7))
         assert handler.settings.keep_alive_interval == timedelta(seconds=8)
         assert handler.settings.keep_alive_max_attempt == 9
         info = handler.next_rendezvous()

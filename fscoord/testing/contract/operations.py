@@ -381,9 +381,10 @@ class Several(ContractTests):
         with pytest.raises(StoreTimeoutError) as caught:
             store.barrier("b", 2, timeout=0.05)
         took = system.time.monotonic() - start
-        # The timeout also covers the arrival, which a store may count as part of the wait.
+        # The timeout also covers the arrival, which a store may count as part of the wait. On a busy machine no time is
+        # left for the wait.
         assert took >= 0.05
-        assert 0 < caught.value.waited <= took
+        assert 0 <= caught.value.waited <= took
 
 
 THREADS = 4
