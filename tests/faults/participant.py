@@ -25,7 +25,7 @@ def opened(path: str, run: str, rank: int, size: int, options: dict[str, Any]) -
     """Open the store, or print the error and exit with 3."""
     gated = options.pop("gated", "0")
     try:
-        store = FileStore(path, size or None, timeout=20, **options)
+        store = FileStore(path, size or None, timeout=60, **options)
         say("found", *store.list_keys())
         store.set(f"rank {rank}", run)
     except (FscoordError, ValueError) as error:
