@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os, faulty_system
-from support.internals import log_of
+from support.internals import log_of, watcher_of
 from support.places import Thread, wait_in_vain
 from support.plain_reader import read_log
 from support.processes import stop
@@ -206,6 +206,7 @@ def test_event_queue_that_overflows_still_ends_a_wait(path: Path) -> None:
                 assert time.monotonic() < deadline, "there was no event"
                 number += 1
                 with Thread(other.get, f"key {number}") as waiting:
+                    until(lambda: watcher_of(other)._sleeping)  # one that begins later finds the key without an event
                     store.set(f"key {number}", "v")
                     assert waiting.join() == b"v"
 
