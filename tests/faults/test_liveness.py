@@ -421,7 +421,10 @@ def test_reboot_makes_all_earlier_sessions_dead(path: str, monkeypatch: pytest.M
 # The liveness file
 
 
-def test_liveness_file_that_is_gone_makes_no_session_dead(path: str, watcher: FileStore) -> None:
+def test_liveness_file_that_is_gone_makes_no_session_dead(
+    path: str, watcher: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_session, "CHECK_S", HANG_S)  # a handle that looks at the name has the old file no more
     with FileStore(path, rank=1) as other:
         other.set("k", "v")
         os.unlink(path + ".alive")

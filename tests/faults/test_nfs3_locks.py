@@ -274,4 +274,5 @@ def test_wait_for_a_generation_that_stays_ends_with_the_timeout(
         with pytest.raises(StoreTimeoutError):
             store.add("n", 1)
         locks.before = bool
+        store.set_timeout(LIMIT_S)
         assert store.add("n", 1) == 2

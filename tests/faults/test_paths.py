@@ -486,7 +486,7 @@ def test_path_may_have_any_name(name: str, tmp_path: Path) -> None:
     ):
         store.set("k", "v")
         assert waiting.join() == b"v"
-    assert {entry.name for entry in tmp_path.iterdir()} <= {name, name + ".alive", name + ".bell"}
+    assert {entry.name for entry in tmp_path.iterdir()} <= {name, name + ".alive", name + ".bell", name + ".waits"}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os, faulty_system
-from support.internals import log_of
+from support.internals import log_of, watcher_of
 from support.places import Thread, wait_in_vain
 from support.plain_reader import read_log
 from support.processes import stop
@@ -206,6 +206,7 @@ def test_event_queue_that_overflows_still_ends_a_wait(path: Path) -> None:
                 assert time.monotonic() < deadline, "there was no event"
                 number += 1
                 with Thread(other.get, f"key {number}") as waiting:
+                    until(lambda: watcher_of(other)._sleeping)  # one that begins later finds the key without an event
                     store.set(f"key {number}", "v")
                     assert waiting.join() == b"v"
 
@@ -214,7 +215,7 @@ LISTENER = """
 import sys
 from fscoord import FileStore
 
-with FileStore(sys.argv[1], read_only=True, timeout=60) as store:
+with FileStore(sys.argv[1], read_only=True, timeout=600) as store:
     store.wait(["late"])
     print("it came", flush=True)
 """
@@ -339,6 +340,7 @@ def test_lock_outlives_another_library_that_opens_and_closes_the_log(lock: str, 
                 other.set("k", "x")
         finally:
             kernel.unlock()
+        other.set_timeout(HANG_S)  # the request that it gave up may hold the lock for a moment
         other.set("k", "y")
         assert store.get("k") == b"y"
 

@@ -480,6 +480,7 @@ def test_signal_handler_may_wait_while_its_thread_waits(path: str) -> None:
 
 
 def test_signal_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
+    begun: list[int] = []
     found: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         kernel = log_of(other).handle.lock
@@ -487,10 +488,14 @@ def test_signal_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) 
         def disturb() -> None:
             wait_until(lock_threads)
             os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(0)
+            wait_until(lambda: begun)  # a handler that begins when the lock is there already is refused
             kernel.unlock()
 
-        with handling(signal.SIGUSR1, lambda *_: found.append(store.add("n", 1))):
+        def handler(*_: Any) -> None:
+            begun.append(1)
+            found.append(store.add("n", 1))
+
+        with handling(signal.SIGUSR1, handler):
             kernel.try_lock()
             try:
                 with start_thread(disturb):

@@ -281,7 +281,7 @@ def test_rank_of_a_living_participant_is_refused_with_its_holder(job: Job, path:
 def test_rank_of_a_stopped_participant_is_given_with_a_warning(
     job: Job, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder, _ = job.open(1, 0, "wait")
+    holder, _ = job.open(1, 0, "idle")  # one that waits may be stopped with the log's lock
     stop(holder.pid)
     with FileStore(path, 2, rank=0, timeout=HANG_S) as store:
         assert store.get("rank 0") == b"1"

@@ -316,13 +316,14 @@ def test_seal_that_skips_a_generation_is_damage(path: str) -> None:
 
 
 def test_verify_beside_writers_that_tear_all_the_time_reports_no_damage(path: str, rng: random.Random) -> None:
-    with opened(path):
-        pass
     count, looks, records = 600, 0, 0
-    with Processes("race_worker") as processes:
+    with opened(path) as handle, Processes("race_worker") as processes:
+        lock = handle.log.handle.lock
+        lock.try_lock()  # until the first look, or the writers might be done before it
         writers = [processes.start_role("write", path, writer, count, rng.randrange(1 << 32)) for writer in (1, 2)]
         while any(writer.poll() is None for writer in writers):
             report = verify(path, timeout=60)
+            lock.unlock()
             assert damage(report) == []
             assert report.generations[0].records >= records, "an older state was seen after a newer one"
             looks, records = looks + 1, report.generations[0].records
