@@ -204,13 +204,16 @@ def test_author_looks_at_the_seat_once_more_behind_the_publishing(
 def test_leader_that_gets_no_lock_calls_the_next_one(
     path: str, only_told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def time_out(*_: Any) -> None:
+        """The time-out comes when the follower has looked at the seat after its publishing, and sleeps."""
+        until(lambda: only_told)
+        raise log_of(first).lock_timeout(1.0)
+
     with ExitStack() as stack:
         first, second = opened(path, stack, 2)
         with HeldLock(path) as held:
-            first.set_timeout(0.1)
             second.set_timeout(NEVER_S)
-            # The time-out comes when the follower has looked at the seat after its publishing, and sleeps.
-            monkeypatch.setattr(log_of(first).handle.lock, "wait", lambda *_, **__: until(lambda: only_told))
+            monkeypatch.setattr(log_of(first), "_wait_for_lock", time_out)
             leading = start_thread(first.add, "n", 1)
             until(lambda: log_of(first).handle.shared.leader)
             following = start_thread(second.add, "n", 1)

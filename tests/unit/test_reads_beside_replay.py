@@ -23,11 +23,12 @@ from fscoord.stores.file.waits import FileWait
 OLD = [(record.SET, b"v", b"1", 1, 1), (record.SET, b"gone", b"1", 1, 2), (record.SET, b"b/complete", b"1", 1, 3)]
 NEW = [(record.SET, b"v", b"2", 1, 4), (record.DELETE, b"gone", b"", 1, 5), (record.DELETE, b"b/complete", b"", 1, 6)]
 """All records of the log, in two halves."""
+HANG_S = 60.0
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[FileStore]:
-    with FileStore(tmp_path / "store", timeout=5) as store:
+    with FileStore(tmp_path / "store", timeout=HANG_S) as store:
         store.set("v", "1")
         store.set("gone", "1")
         store.set("v", "2")
@@ -74,7 +75,7 @@ def test_wait_finds_no_key_of_a_replay_that_is_under_way(store: FileStore, repla
 
 def arrival_at(store: FileStore) -> FileWait[bytes | None]:
     """Return the wait of the first of two, after its arrival."""
-    arrival = store._new_arrival_wait(ArrivalRequest(b"b/num", b"", b"b/complete", 2, 5.0), notifier_of(store))
+    arrival = store._new_arrival_wait(ArrivalRequest(b"b/num", b"", b"b/complete", 2, HANG_S), notifier_of(store))
     assert arrival.look() is NOT_YET
     return arrival
 

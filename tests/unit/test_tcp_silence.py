@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import errno
 import logging
+import math
 import os
 import re
 import signal
@@ -95,18 +96,28 @@ ErrorOfSilence = Callable[[int, Callable[[float], object]], StoreError]
 
 @pytest.fixture
 def error_of_silence(server: PlayedServer, monkeypatch: pytest.MonkeyPatch) -> ErrorOfSilence:
-    """Call `attempt` with ever longer time limits until the server comes to stop before `request_kind`; return the
-    error of this attempt. On a busy machine a short time is over before the server has answered what comes before.
+    """Call `attempt` with ever longer time limits until the server comes to stop before `request_kind`, long before the
+    end of the attempt; return the error of this attempt. On a busy machine a short time is over before the server has
+    answered what comes before.
     """
+    stop, stopped_at = server.stop, [math.inf]
+
+    def note_and_stop() -> None:
+        stopped_at[0] = time.monotonic()
+        stop()
+
+    monkeypatch.setattr(server, "stop", note_and_stop)
 
     def error_of(request_kind: int, attempt: Callable[[float], object]) -> StoreError:
         limit = LIMIT
         while True:
+            server.go_on()
+            stopped_at[0] = math.inf
             server.falls_silent_before = request_kind
             monkeypatch.setattr(connections, "GRACE_S", limit)
             with pytest.raises((StoreTimeoutError, StoreUnavailableError)) as caught:
                 attempt(limit)
-            if server.is_stopped:
+            if time.monotonic() - stopped_at[0] > limit / 2:
                 return caught.value
             assert limit < HANG_S
             limit *= 2
@@ -126,7 +137,10 @@ def test_operation_on_a_stopped_server_ends_in_time(server: PlayedServer, store:
     until(lambda: len(server.open) == 1)  # the connection that was given up has been closed
 
 
-def test_callers_meet_at_a_barrier_on_a_server_without_a_request_for_it(server: PlayedServer, store: TCPStore) -> None:
+def test_callers_meet_at_a_barrier_on_a_server_without_a_request_for_it(
+    server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ANSWER_MIN_S", HANG_S)
     with store.clone() as other:
         waiting = start_thread(other.barrier, "b", 2)
         store.barrier("b", 2)
@@ -191,9 +205,10 @@ def test_server_stopped_between_two_requests_may_have_applied_the_second(
     error_of_silence: ErrorOfSilence, store: TCPStore, call: Callable[[TCPStore], object], request_kind: int
 ) -> None:
     store.set("n", "1")
-    store.queue_push("q", "1")
 
     def attempt(limit: float) -> None:
+        store.set_timeout(HANG_S)
+        store.queue_push("q", "1")  # an attempt that came too late may have taken one
         store.set_timeout(limit)
         call(store)
 
@@ -221,10 +236,17 @@ def test_server_stopped_during_a_wait_makes_it_time_out(
     assert "k" in error.keys
 
 
-def test_value_that_is_not_sent_is_not_a_missing_key(server: PlayedServer, store: TCPStore) -> None:
+def test_value_that_is_not_sent_is_not_a_missing_key(error_of_silence: ErrorOfSilence, store: TCPStore) -> None:
     store.set("k", "v")
-    server.falls_silent_before = MULTI_GET
-    assert not late(lambda store: store.get("k"), store).maybe_applied
+
+    def attempt(limit: float) -> None:
+        store.set_timeout(limit)
+        store.get("k")
+
+    error = error_of_silence(MULTI_GET, attempt)
+    assert isinstance(error, StoreUnavailableError)
+    assert "no answer within" in str(error)
+    assert not error.maybe_applied
 
 
 def test_wait_names_every_key_if_the_server_stops_before_naming_the_missing(
@@ -382,10 +404,10 @@ def test_tcp_wait_that_lasts_long_is_logged(
     with caplog.at_level(logging.WARNING), start_thread(store.wait, ["k"]):
         until(lambda: f"still waiting for key 'k' in tcp://127.0.0.1:{server.port}" in caplog.text)
         store.set("k", "v")
-    monkeypatch.setattr(connections, "ANSWER_MIN_S", 0.0)
     server.stop()
-    late(WRITES["set"], store)
-    assert "still waiting for an answer of tcp://" in caplog.text
+    with start_thread(store.set, "k", "v"):
+        until(lambda: "still waiting for an answer of tcp://" in caplog.text)
+        server.go_on()
 
 
 def test_fork_during_a_call_gives_the_child_connections_of_its_own(server: PlayedServer, store: TCPStore) -> None:
