@@ -134,7 +134,7 @@ def output_of(command: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     ).stdout
 
