@@ -24,7 +24,9 @@ from typing import NamedTuple
 
 RUN = {"python", "pycon", "console"}
 FENCE = re.compile(r"^(?:<!-- test: ([a-z ]+) -->\n)?```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-VARYING = re.compile(r"\b[0-9a-f]{12}\b|(?<!exit code )(?<![\d.])\d+(\.\d+)?(, \d+)*")
+TOOK = r"\b\d+\.\d+s( \(\d+:\d\d:\d\d\))?"
+"""How long a run of pytest took: it adds hours and minutes from a minute on."""
+VARYING = re.compile(rf"\b[0-9a-f]{{12}}\b|{TOOK}|(?<!exit code )(?<![\d.])\d+(\.\d+)?(, \d+)*")
 """What differs from run to run in the output of a marked block: numbers, lists of numbers, and drawn parts of names."""
 NAME = re.compile(r"# (\S+\.py)\n")
 
@@ -132,7 +134,7 @@ def output_of(command: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     ).stdout
 

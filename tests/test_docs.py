@@ -33,7 +33,7 @@ from support.recipes import RESULTS
 
 from fscoord import recipes
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]  # a page starts up to 40 processes
 
 REPOSITORY = Path(__file__).parent.parent
 NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
@@ -184,7 +184,7 @@ def run(page: Path, tmp_path: Path, *how: str) -> int:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=220,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, f"{page.name}:\n{done.stdout}"

@@ -188,7 +188,8 @@ def test_halt_soon_takes_no_more_items_and_lets_commands_end(fscoord, store, que
 
     monkeypatch.setattr(work._Pool, "_count", count_and_tell)
     queue.put_all(["bad", "slow", "rest"])
-    text = f"test $1 != bad || exit 9; until test -e {tmp_path}/counted; do sleep 0.02; done; echo ended"
+    text = f"cd {tmp_path}; case $1 in bad) until test -e begun; do sleep 0.02; done; exit 9;; esac; touch begun;"
+    text += " until test -e counted; do sleep 0.02; done; echo ended"
     done = fscoord("work", "-n", "2", "--halt", "soon,fail=1", "q", *sh(text))
     assert (done.code, done.out) == (9, b"ended\n")
     assert (ready(store), ready(store, "q.failed")) == ([b"rest"], [b"bad"])

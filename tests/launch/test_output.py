@@ -81,10 +81,16 @@ def worker_output():
 def test_state_of_a_progress_bar_is_shown_before_its_line_ends(worker_output, tmp_path, monkeypatch):
     """The first state is shown at once, the newest one when `BAR_S` is over, and the last one is not repeated."""
     out, tail = io.BytesIO(), []
+    delays = iter([worker.BAR_S, 10 * HANG_S])
+
+    class Delay:
+        def __radd__(self, now):
+            return now + next(delays)
+
+    monkeypatch.setattr(worker, "BAR_S", Delay())
     pipe = worker_output(out, tail, (tmp_path / "file").open("wb"))
     pipe.write(b"\r 1%")
     until(lambda: out.getvalue() == b"[7]  1%\n")
-    monkeypatch.setattr(worker, "BAR_S", 10 * HANG_S)  # counts from the next state on
     for percent in (b"2", b"3", b"4"):
         pipe.write(b"\r " + percent + b"%")
     until(lambda: out.getvalue().endswith(b"%\n") and out.getvalue().count(b"\n") == 2)

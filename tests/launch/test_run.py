@@ -278,7 +278,7 @@ if rank == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 sleep()
 """)
-    code, out, err = launch("--nproc-per-node", 2, "--grace", 2, worker).end()
+    code, out, err = launch("--nproc-per-node", 2, "--grace", 5, worker).end()
     assert code == 1
     assert "rank 0 failed in round 0: killed by SIGKILL (local rank 0," in err
     assert by_rank(out) == {1: ["heard"]}

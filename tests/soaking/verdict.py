@@ -302,11 +302,11 @@ def settle(directory: Path, size: int, options: dict[str, Any]) -> tuple[Left, d
                 given.append(store.queue_pop("given", block=False).decode())
         both = ReadWriteLock(store, "both")
         for held in (Lock(store, "lock"), Semaphore(store, "places", PLACES), both.reader, both.writer):
-            if not held.acquire(timeout=1):
+            if not held.acquire(timeout=60):
                 wrong.append(f"{held.name} is not free though all have ended: {held.holders()}")
             else:
                 held.release()
-        with Election(store, "office", "the last", timeout=1) as office:
+        with Election(store, "office", "the last", timeout=60) as office:
             if office.leader() is None:
                 wrong.append("who leads does not lead")
         drained: dict[str, list[str]] = {"jobs": [], "tasks": []}
@@ -354,7 +354,7 @@ def use_the_rest(store: FileStore) -> list[str]:
     wrong = []
     flag = Event(store, "flag")
     flag.set()
-    if not flag.wait(1):
+    if not flag.wait(60):
         wrong.append("the event that is set is waited for")
     with Condition(store, "news") as news:
         news.notify_all()
